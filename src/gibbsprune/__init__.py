@@ -1,0 +1,1 @@
+"""A stub replaced by the core: see pruner.py."""
