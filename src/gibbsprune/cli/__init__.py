@@ -1,0 +1,85 @@
+"""The command line: ``gibbsprune train``, ``data``, ``describe``, ``demo``. One module per command.
+
+Mistakes are told in one sentence, ``gibbsprune: <sentence>`` on standard error, with exit status 2; a run
+stopped by Ctrl-C or SIGTERM exits with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gibbsprune.errors import UserError
+
+EPILOG = """\
+try:
+  gibbsprune demo                                      a first look, under three minutes on a CPU
+  gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
+  gibbsprune data get cifar10                          fetch CIFAR-10, then:
+  gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that speaks the project's one-sentence errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("argument ", "", 1) if message.startswith("argument ") else message)
+
+
+def build_parser() -> Parser:
+    """The parser of all commands."""
+    from gibbsprune.cli import data, demo, describe, train
+
+    parser = Parser(
+        prog="gibbsprune",
+        description="Train a network and prune it at the same time, with masks from an annealed Gibbs law.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for module in (train, demo, data, describe):
+        module.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parser = build_parser()
+        if not arguments:
+            parser.print_help()
+            return 0
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            raise UserError(_unknown(unknown[0], getattr(options, "parser", parser)))
+        if options.command is None:
+            parser.print_help()
+            return 0
+        options.command_line = shlex.join(["gibbsprune", *arguments])
+        return options.handler(options)
+    except UserError as error:
+        print(f"gibbsprune: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+        sys.stderr.close()
+        return 1
+
+
+def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
+    """The sentence for an option that does not exist, with the nearest one that does."""
+    if not argument.startswith("-"):
+        return f"unexpected argument {argument!r}; see {parser.prog} --help"
+    name = argument.partition("=")[0]
+    options = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help"
+    return f"unknown option {name}; {hint}"

@@ -1,0 +1,91 @@
+"""``gibbsprune demo``: the method on the embedded digits, beside the dense network, in minutes of CPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gibbsprune.errors import UserError
+
+MODEL, DATA, SPARSITY = "resnet8", "digits", 0.9
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``demo`` to the commands."""
+    parser = commands.add_parser(
+        "demo",
+        help="a first look: prune a small network on digits, under three minutes on a CPU",
+        description=f"Train {MODEL} on {DATA}, dense and pruned to {SPARSITY:.0%}, and compare the two.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--out", default="runs", metavar="FOLDER", help="where demo-dense and demo-gibbs go (runs)"
+    )
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)"
+    )
+    parser.add_argument("--epochs", type=int, metavar="N", help="fewer or more epochs than the recipe's")
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Train both, compare, and point at what to look at."""
+    from gibbsprune.training import run
+    from gibbsprune.training.spec import RunSpec
+
+    print(
+        f"{MODEL} on {DATA}, trained twice: dense, and with Gibbs pruning at {SPARSITY:.0%} while it trains."
+    )
+    outcomes = {}
+    for method in ("dense", "gibbs"):
+        path = Path(options.out) / f"demo-{method}"
+        _replace(path)
+        spec = RunSpec(data=DATA, model=MODEL, method=method, sparsity=SPARSITY, epochs=options.epochs)
+        print()
+        outcomes[method] = run.start([spec], path, options.device, command=options.command_line)
+    print()
+    print(comparison(outcomes["dense"].results[0], outcomes["gibbs"].results[0]))
+    print(closing(outcomes["gibbs"].folder))
+    return 0
+
+
+def _replace(path: Path) -> None:
+    """Make room for a new demo: an earlier one goes, anything else stays."""
+    from gibbsprune.training.folder import RunFolder, remove
+
+    if (path / "run.json").exists():
+        command = RunFolder.open(path).record.get("command") or ""
+        if "demo" not in command.split():
+            raise UserError(f"{path} holds a run that is not the demo's; choose another folder with --out")
+        remove(path)
+
+
+def comparison(dense: dict[str, Any], gibbs: dict[str, Any]) -> str:
+    """The two results side by side."""
+    from gibbsprune.training.progress import clock
+    from gibbsprune.training.summary import percent, table
+
+    rows = [
+        [
+            label,
+            percent(result["accuracy"]),
+            percent(result["sparsity"]),
+            f"{result['nonzero']:,}",
+            clock(result["seconds"]),
+        ]
+        for label, result in (("dense", dense), ("Gibbs", gibbs))
+    ]
+    return table(["", "test accuracy", "sparsity", "weights left", "time"], rows)
+
+
+def closing(folder: Path) -> str:
+    """What to look at and what to try next."""
+    return f"""
+Look at   {folder / "summary.md"}      the run in words, tables and pictures
+          {folder / "masks.png"}       one layer's mask as it freezes
+          {folder / "annealing.png"}   β rises, the drawn masks settle
+Try next  gibbsprune train --model resnet8 --sparsity 0.95              prune harder
+          gibbsprune train --model resnet8 --structure filter --sparsity 0.75   remove whole filters
+          gibbsprune train --model resnet8 --seeds 0-3                  four runs as one fleet
+          gibbsprune data get cifar10                                   then train on the real thing"""

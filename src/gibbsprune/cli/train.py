@@ -1,0 +1,165 @@
+"""``gibbsprune train``: train and prune a network into a run folder, or resume one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from gibbsprune.cli.values import add_recipe_options, every, number, recipe_changes, seed_list, whole
+from gibbsprune.errors import UserError
+from gibbsprune.training.recipes import RECIPES, Recipe, recipe
+from gibbsprune.training.spec import (
+    HAMILTONIANS,
+    METHODS,
+    PRECISIONS,
+    SAMPLERS,
+    STRUCTURES,
+    RunSpec,
+    default_recipe,
+    scale_recipe,
+)
+
+#: Options that are fields of a run as they stand.
+_FIELDS = (
+    "model",
+    "method",
+    "structure",
+    "hamiltonian",
+    "coupling",
+    "sampler",
+    "sparsity",
+    "stretch",
+    "include",
+    "exclude",
+    "precision",
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``train`` to the commands."""
+    parser = commands.add_parser(
+        "train",
+        help="train and prune a network, or resume a run",
+        description="Train a network and prune it while it trains. Everything lands in a run folder.",
+        allow_abbrev=False,
+    )
+    hamiltonians = ", ".join(SAMPLERS)
+    samplers = ", ".join(dict.fromkeys(name for names in SAMPLERS.values() for name in names))
+    defaults = ", ".join(f"{names[0]} for {structure}" for structure, names in HAMILTONIANS.items())
+
+    what = parser.add_argument_group("what to train")
+    what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
+    what.add_argument(
+        "--model", metavar="NAME", help="resnet8 … resnet110, or package.module:function (resnet20)"
+    )
+    what.add_argument("--seed", type=whole, metavar="N", help="seed of everything random (0)")
+    what.add_argument(
+        "--seeds", type=seed_list, metavar="A-B", help="several runs as one fleet: 0-15 or 0,3,7"
+    )
+
+    how = parser.add_argument_group("how to prune")
+    how.add_argument("--method", metavar="NAME", help=f"{', '.join(METHODS)} (gibbs)")
+    how.add_argument(
+        "--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}"
+    )
+    how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
+    how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
+    how.add_argument("--sampler", metavar="NAME", help=f"{samplers} (auto)")
+    how.add_argument("--sparsity", type=number, metavar="P", help="the fraction of weights removed (0.9)")
+    how.add_argument("--include", action="append", metavar="PATTERN", help="prune only layers of such names")
+    how.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out layers of such names")
+
+    long = parser.add_argument_group("how long and how")
+    long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    long.add_argument(
+        "--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too"
+    )
+    long.add_argument("--stretch", type=whole, metavar="S", help="every epoch of the schedules S times (1)")
+    long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
+    long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
+
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
+    kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
+    kept.add_argument(
+        "--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s"
+    )
+    kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
+    kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
+    kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")
+    add_recipe_options(parser)
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Carry the command out."""
+    if options.resume is not None:
+        return _resume(options)
+    chosen = chosen_recipe(options)
+    if options.show_recipe:
+        print(chosen.show())
+        return 0
+    specs = chosen_specs(options, chosen)
+    if options.dry_run:
+        from gibbsprune.cli.plan import show_plan
+
+        show_plan(specs, options.device or "auto")
+        return 0
+    from gibbsprune.training import run
+
+    epochs, seconds = options.checkpoint_every or (1, 0.0)
+    outcome = run.start(
+        specs,
+        out=options.out,
+        device=options.device or "auto",
+        options=run.Options(epochs, seconds, options.tensorboard),
+        command=options.command_line,
+    )
+    _report(specs, outcome)
+    return 0
+
+
+def chosen_recipe(options: argparse.Namespace) -> Recipe:
+    """The recipe by name, scaled to ``--epochs``, with the fields given on the command line."""
+    chosen = default_recipe(options.data or "digits") if options.recipe is None else recipe(options.recipe)
+    if options.epochs is not None:
+        if options.epochs < 1:
+            raise UserError(f"--epochs must be at least 1, but {options.epochs} was given")
+        chosen = scale_recipe(chosen, options.epochs)
+    return chosen.replace(**recipe_changes(options))
+
+
+def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
+    """One run per seed."""
+    if options.seed is not None and options.seeds is not None:
+        raise UserError("give --seed or --seeds, not both")
+    fields = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
+    data = options.data or "digits"
+    if data.endswith(".npz"):
+        data = os.path.abspath(data)  # a resumed run may start in another folder
+    seeds = options.seeds if options.seeds is not None else [options.seed or 0]
+    return [RunSpec(data=data, recipe=chosen, seed=seed, **fields) for seed in seeds]
+
+
+def _resume(options: argparse.Namespace) -> int:
+    """Continue a run as it was started; only the device may change."""
+    free = ("resume", "device", "handler", "parser", "command", "command_line")
+    for name, value in vars(options).items():
+        if name not in free and value not in (None, False):
+            flag = "--" + name.removeprefix("recipe_").replace("_", "-") if name != "recipe" else "--recipe"
+            raise UserError(f"--resume continues a run as it was started; leave out {flag}")
+    from gibbsprune.training import run
+    from gibbsprune.training.folder import RunFolder
+
+    outcome = run.resume(options.resume, device=options.device, command=options.command_line)
+    _report(RunFolder.open(outcome.folder).specs, outcome)
+    return 0
+
+
+def _report(specs: list[RunSpec], outcome: Any) -> None:
+    """The last words of a finished run."""
+    from gibbsprune.training.summary import headline
+
+    print(headline(specs[0], outcome.results).replace("*", ""))
+    print(f"See {outcome.folder / 'summary.md'}.")

@@ -1,0 +1,75 @@
+"""How option values are read: numbers, lists of seeds, and one option per field of a recipe."""
+
+from __future__ import annotations
+
+import argparse
+
+from gibbsprune.training.recipes import FIELDS
+
+#: Recipe fields that have an option of their own elsewhere or none at all.
+_NOT_OPTIONS = ("name", "epochs")
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, but {text!r} was given") from None
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, but {text!r} was given") from None
+
+
+def seed_list(text: str) -> list[int]:
+    """Seeds such as ``0-15`` or ``0,3,7-9``."""
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            found += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(
+            f"must be different seeds such as 0-15 or 0,3,7, but {text!r} was given"
+        )
+    return found
+
+
+def every(text: str) -> tuple[int, float]:
+    """How often to checkpoint: ``5`` epochs or ``60s`` seconds, as (epochs, seconds)."""
+    try:
+        epochs, seconds = (1, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
+    except ValueError:
+        epochs, seconds = 0, 0.0
+    if epochs < 1 or not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"must be epochs such as 5 or seconds such as 60s, but {text!r} was given"
+        )
+    return epochs, seconds
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """One option per field of a recipe; the recipe itself reads and checks the value."""
+    group = parser.add_argument_group(
+        "recipe fields", "Each overrides one field of the recipe (--show-recipe prints them as they stand)."
+    )
+    for name, field in FIELDS.items():
+        if name not in _NOT_OPTIONS:
+            flag = "--" + name.replace("_", "-")
+            group.add_argument(
+                flag, dest="recipe_" + name, metavar="X", help=field.meaning.replace("%", "%%")
+            )
+
+
+def recipe_changes(options: argparse.Namespace) -> dict[str, str]:
+    """The recipe fields given on the command line."""
+    return {
+        name.removeprefix("recipe_"): value
+        for name, value in vars(options).items()
+        if name.startswith("recipe_") and value is not None
+    }

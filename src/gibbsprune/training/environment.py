@@ -1,0 +1,84 @@
+"""Where a run happens: versions and hardware, the device by its name, a fingerprint of the data."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gibbsprune.data.arrays import Arrays
+from gibbsprune.errors import UserError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called ``name``; ``auto`` is the GPU where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:<number>") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<number>")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise UserError(f"device {name!r} is not available: torch sees {count} CUDA devices here")
+    return device
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware, as plain values."""
+    packages = {"torch": torch.__version__, "numpy": np.__version__}
+    try:
+        packages["gibbsprune"] = metadata.version("gibbsprune")
+    except metadata.PackageNotFoundError:
+        packages["gibbsprune"] = "not installed"
+    hardware: dict[str, Any] = {
+        "device": str(device),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+        packages["cuda"] = str(torch.version.cuda)
+    return {
+        "versions": {"python": platform.python_version(), **packages},
+        "hardware": hardware,
+        "system": platform.system() + " " + platform.machine(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def fingerprint(arrays: Arrays) -> str:
+    """A short hash of a data set's content, by which a resumed run knows that it has the same data."""
+    digest = hashlib.sha256()
+    for part in (arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test):
+        array = np.ascontiguousarray(part.cpu().numpy())
+        digest.update(f"{array.dtype} {array.shape};".encode())
+        digest.update(array.data)
+    return digest.hexdigest()[:16]
+
+
+def require(module: str, purpose: str) -> None:
+    """Refuse early, with a sentence, when an optional package is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(
+            f"the package {module} is needed {purpose}; install it with: pip install 'gibbsprune[demo]'"
+        )

@@ -1,0 +1,67 @@
+"""Ctrl-C and SIGTERM: stop where nothing is lost, or at once when that would take long."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by a signal; its last checkpoint is intact."""
+
+
+class Interrupt:
+    """While entered, a first signal stops the run at the end of its epoch if that is near, else at once.
+
+    A second signal, or one that comes outside an epoch, stops it at once. Either way :class:`Interrupted` is
+    raised. Outside the main thread, where signals cannot be caught, this does nothing.
+
+    >>> with Interrupt() as interrupt:
+    ...     interrupt.begin_epoch()     # from here a signal waits ...
+    ...     interrupt.step(1, 10)       # ... until this finds the epoch's end too far away
+    ...     interrupt.end_epoch()       # ... or this is reached
+    """
+
+    def __init__(self, patience: float = 10.0) -> None:
+        self.patience = patience
+        self.requested = False
+        self._in_epoch = False
+        self._started = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or not self._in_epoch:
+            raise Interrupted(signal.Signals(number).name)
+        self.requested = True
+
+    def begin_epoch(self) -> None:
+        self._in_epoch, self._started = True, time.monotonic()
+
+    def step(self, done: int, total: int) -> None:
+        """Called within an epoch, after ``done`` of its ``total`` steps."""
+        if self.requested:
+            pace = (time.monotonic() - self._started) / max(1, done)
+            if pace * (total - done) > self.patience:
+                raise Interrupted("stopped within an epoch")
+
+    def end_epoch(self) -> None:
+        """Called when an epoch is safely saved."""
+        self._in_epoch = False
+        if self.requested:
+            raise Interrupted("stopped after an epoch")

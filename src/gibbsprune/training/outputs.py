@@ -1,0 +1,63 @@
+"""What a run leaves behind: TensorBoard events on request, the model, its masks, the result, the summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gibbsprune.training.checkpoint import write_atomic
+from gibbsprune.training.folder import RunFolder, dump
+from gibbsprune.training.summary import write_summary
+
+if TYPE_CHECKING:
+    from gibbsprune.training.fleet import Fleet
+
+EVENTS = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "lr")
+
+
+class EventLog:
+    """TensorBoard events of every run, under its ``tensorboard`` folder."""
+
+    def __init__(self, folder: RunFolder, epoch: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writers = [SummaryWriter(str(run / "tensorboard"), purge_step=epoch + 1) for run in folder.runs]
+
+    def add(self, epoch: int, records: Sequence[dict[str, Any]]) -> None:
+        for writer, record in zip(self.writers, records):
+            for key in EVENTS:
+                if record.get(key) is not None:
+                    writer.add_scalar(key, record[key], epoch)
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
+    """Write tensors as one safetensors file, atomically."""
+    from safetensors.torch import save
+
+    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomic(path, save(flat, metadata=about))
+
+
+def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, Any]], seconds: float) -> None:
+    """Write the final files of every run. ``result.json`` comes last: it marks the run as finished."""
+    for k, (run, spec, result) in enumerate(zip(folder.runs, folder.specs, results)):
+        result.update(seconds=round(seconds, 1), epochs=spec.total_epochs, name=spec.name())
+        about = {"format": "pt", "run": json.dumps(spec.as_dict())}
+        save_tensors(run / "model.safetensors", fleet.model(k).state_dict(), about)
+        masks = fleet.masks(k)
+        if masks:
+            save_tensors(run / "masks.safetensors", masks, about)
+    write_summary(folder, results)
+    for run, result in zip(folder.runs, results):
+        write_atomic(run / "result.json", dump(result))
+    if len(folder.runs) > 1:
+        write_atomic(folder.path / "result.json", dump({"runs": results}))

@@ -1,0 +1,232 @@
+"""Drive a run, or a fleet of runs, through its epochs into a folder, so that nothing is lost however it ends.
+
+Each epoch is trained, tested, written to ``metrics.jsonl`` and checkpointed, in that order. Resuming loads
+the last checkpoint, drops the lines written after it, and goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gibbsprune import data
+from gibbsprune.data.arrays import Arrays
+from gibbsprune.errors import UserError
+from gibbsprune.training import checkpoint
+from gibbsprune.training.environment import describe_environment, fingerprint, require, resolve_device
+from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.folder import RunFolder, fleet_name
+from gibbsprune.training.interrupt import Interrupt, Interrupted
+from gibbsprune.training.outputs import EventLog, write_outputs
+from gibbsprune.training.progress import PlainProgress, make_progress
+from gibbsprune.training.snapshots import save_snapshot, snapshot_epochs
+from gibbsprune.training.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is kept, which has no influence on its result.
+
+    A checkpoint is written after every ``checkpoint_epochs`` epochs, but not sooner than
+    ``checkpoint_seconds`` after the one before; the last epoch always has one.
+    """
+
+    checkpoint_epochs: int = 1
+    checkpoint_seconds: float = 0.0
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its folder, and the final result of each of its runs."""
+
+    folder: Path
+    results: list[dict[str, Any]]
+
+
+def start(
+    specs: Sequence[RunSpec],
+    out: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    options: Options | None = None,
+    command: str | None = None,
+    progress: PlainProgress | None = None,
+) -> Outcome:
+    """Train ``specs`` (several: as one fleet) into a new folder, by default ``runs/<name>``."""
+    options = options or Options()
+    specs = list(specs)
+    if len({spec.data for spec in specs}) != 1:
+        raise UserError("the runs of a fleet must share one data set")
+    _check_packages(options)
+    where = resolve_device(device)
+    path = Path(out) if out is not None else Path("runs") / fleet_name(specs)
+    if (path / "run.json").exists():
+        RunFolder.create(path, specs, {})  # refuses, before anything is loaded
+    with Interrupt() as interrupt:
+        arrays = data.load(specs[0].data)
+        fleet = Fleet(specs, arrays, device=where)
+        about = {
+            "command": command,
+            "started": _now(),
+            "seeds": [spec.seed for spec in specs],
+            "device": str(where),
+            "data_sha256": fingerprint(arrays),
+            "options": asdict(options),
+            **describe_environment(where),
+            "resumed": [],
+        }
+        folder = RunFolder.create(path, specs, about)
+        try:
+            return _drive(fleet, folder, options, interrupt, progress or make_progress(), elapsed=0.0)
+        finally:
+            folder.unlock()
+
+
+def resume(
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    command: str | None = None,
+    progress: PlainProgress | None = None,
+) -> Outcome:
+    """Continue the run in ``path`` from its last checkpoint, or from the beginning where it has none yet."""
+    folder = RunFolder.open(path)
+    folder.lock()
+    progress = progress or make_progress()
+    try:
+        if folder.finished():
+            progress.note(f"{folder.path} is already finished")
+            return Outcome(folder.path, folder.results())
+        options = Options(**folder.record["options"])
+        _check_packages(options)
+        where = resolve_device(device or folder.record["device"])
+        with Interrupt() as interrupt:
+            arrays = data.load(folder.specs[0].data)
+            _check_same(folder, arrays, describe_environment(where), progress)
+            fleet = Fleet(folder.specs, arrays, device=where)
+            found = checkpoint.load_latest(
+                folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}")
+            )
+            epoch, state = found if found is not None else (0, None)
+            if state is not None:
+                fleet.load_state_dict(state["fleet"])
+            folder.truncate_metrics(epoch)
+            folder.record["resumed"].append({"time": _now(), "epoch": epoch, "command": command})
+            folder.write_record()
+            elapsed = state["elapsed"] if state is not None else 0.0
+            return _drive(fleet, folder, options, interrupt, progress, elapsed)
+    finally:
+        folder.unlock()
+
+
+def _drive(
+    fleet: Fleet,
+    folder: RunFolder,
+    options: Options,
+    interrupt: Interrupt,
+    progress: PlainProgress,
+    elapsed: float,
+) -> Outcome:
+    """Train what is left of the epochs, then write the final files."""
+    began = time.monotonic() - elapsed
+    saved = time.monotonic()
+    spec = folder.specs[0]
+    keep_masks = snapshot_epochs(
+        (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch, fleet.epochs
+    )
+    runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
+    events = EventLog(folder, fleet.epoch) if options.tensorboard else None
+
+    def step(done: int, total: int) -> None:
+        progress.step(done, total)
+        interrupt.step(done, total)
+
+    progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
+    try:
+        while fleet.epoch < fleet.epochs:
+            interrupt.begin_epoch()
+            start = time.monotonic()
+            trained = fleet.train_epoch(step)
+            tested = fleet.evaluate()
+            done = fleet.epoch
+            records = [
+                {"epoch": done, **train, "test_accuracy": test["accuracy"], "test_loss": test["loss"]}
+                for train, test in zip(trained, tested)
+            ]
+            _check_finite(folder, done, records)
+            for record in records:
+                record["seconds"] = round(time.monotonic() - start, 4)
+            folder.append_metrics(records)
+            if events is not None:
+                events.add(done, records)
+            if done in keep_masks:
+                for k, run in enumerate(folder.runs):
+                    save_snapshot(run / "snapshots", fleet.masks(k), done, records[k]["beta"])
+            now = time.monotonic()
+            due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
+            if due or done == fleet.epochs or interrupt.requested:
+                state = {"elapsed": now - began, "fleet": fleet.state_dict()}
+                checkpoint.save(folder.checkpoints, done, state)
+                saved = now
+            progress.epoch(done, records)
+            interrupt.end_epoch()
+    except Interrupted:
+        progress.close()
+        progress.note(how_to_resume(folder))
+        raise
+    finally:
+        progress.close()
+        if events is not None:
+            events.close()
+    results = fleet.finish()
+    write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
+    return Outcome(folder.path, results)
+
+
+def how_to_resume(folder: RunFolder) -> str:
+    """The line a stopped run leaves behind."""
+    saved = checkpoint.checkpoints(folder.checkpoints)
+    state = (
+        f"saved after epoch {saved[-1][0]} of {folder.specs[0].total_epochs}"
+        if saved
+        else "nothing saved yet"
+    )
+    return f"stopped, {state}; continue with: gibbsprune train --resume {folder.path}"
+
+
+def _check_packages(options: Options) -> None:
+    require("safetensors", "to save the trained model")
+    if options.tensorboard:
+        require("tensorboard", "for --tensorboard")
+
+
+def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], progress: PlainProgress) -> None:
+    """A resumed run must have the same data; on other hardware or versions it only says so."""
+    if fingerprint(arrays) != folder.record["data_sha256"]:
+        raise UserError(f"the data {arrays.name} is not what the run in {folder.path} was started with")
+    for part in ("versions", "hardware"):
+        for key, value in here[part].items():
+            before = folder.record[part].get(key)
+            if value != before:
+                progress.note(
+                    f"warning: {key} was {before} when this run started and is {value} now; "
+                    "the result may differ in the last bits"
+                )
+
+
+def _check_finite(folder: RunFolder, epoch: int, records: Sequence[dict[str, Any]]) -> None:
+    """Stop when every run has diverged; the checkpoints stay as they are."""
+    if not any(math.isfinite(record["loss"]) for record in records):
+        raise UserError(
+            f"the loss is no longer finite after epoch {epoch} of {folder.path}; "
+            "try a smaller learning rate (--lr)"
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

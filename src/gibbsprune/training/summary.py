@@ -1,0 +1,176 @@
+"""``summary.md``: what a run did and found, in words, tables and pictures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from gibbsprune.training import pictures
+from gibbsprune.training.checkpoint import write_atomic
+from gibbsprune.training.folder import RunFolder
+from gibbsprune.training.progress import clock
+from gibbsprune.training.snapshots import load_snapshots
+from gibbsprune.training.spec import RunSpec
+
+
+def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
+    """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
+    drawn = _draw(folder, results) if pictures.available() else None
+    write_atomic(folder.path / "summary.md", summary_text(folder, results, drawn))
+
+
+def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Sequence[str] | None) -> str:
+    """The text of the summary; ``drawn`` names the pictures beside it, None says that none could be drawn."""
+    spec = folder.specs[0]
+    parts = [
+        f"# {folder.path.name}",
+        headline(spec, results),
+        "## Result",
+        result_table(folder.specs, results),
+    ]
+    if drawn is None:
+        parts.append("No pictures: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
+    else:
+        parts.append("## Pictures")
+        parts += [f"![{CAPTIONS[name]}]({name})\n\n{CAPTIONS[name]}" for name in drawn]
+    layers = results[0].get("layers") or []
+    if layers:
+        title = "## Layers" if len(results) == 1 else f"## Layers of seed {spec.seed}"
+        parts += [title, layer_table(layers)]
+    parts += ["## Settings", settings_table(folder), "## Files", _files(folder)]
+    return "\n\n".join(parts) + "\n"
+
+
+CAPTIONS = {
+    "curves.png": "Accuracy and loss over the epochs. The test curve uses the converged mask, "
+    "the training curve the masks as they are drawn.",
+    "annealing.png": "As β rises the drawn masks freeze into the converged one.",
+    "layers.png": "The sparsity reached in each layer, beside its target.",
+    "masks.png": "One layer's mask at rising β: noise first, then the structure that stays.",
+}
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent, or a dash."""
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
+
+
+def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
+    """The result in one sentence."""
+    accuracies = [result["accuracy"] for result in results]
+    reached = f"**{percent(statistics.fmean(accuracies))}**"
+    if len(results) > 1:
+        reached += f" ± {100 * statistics.stdev(accuracies):.2f} ({len(results)} seeds)"
+    if spec.method == "dense":
+        return f"{spec.model} on {spec.data}, dense, reached {reached} test accuracy."
+    nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
+    return (
+        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise to a sparsity of "
+        f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
+        f"{parameters:,} parameters left."
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> str:
+    """A Markdown table; the first ``left`` columns are aligned left, the others right."""
+    lines = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+
+    def shown(line: Sequence[str]) -> str:
+        cells = [
+            text.ljust(width) if i < left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths))
+        ]
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    return "\n".join([shown(lines[0]), shown(rule), *map(shown, lines[1:])])
+
+
+def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) -> str:
+    """One row per run."""
+    header = ["run", "accuracy", "converged mask", "agreement", "sparsity", "parameters", "nonzero", "time"]
+    rows = [
+        [
+            f"seed {spec.seed}",
+            percent(result["accuracy"]),
+            percent(result.get("accuracy_converged")),
+            percent(result.get("agreement")),
+            percent(result.get("sparsity")),
+            f"{result['parameters']:,}",
+            f"{result['nonzero']:,}",
+            clock(result.get("seconds", math.nan)),
+        ]
+        for spec, result in zip(specs, results)
+    ]
+    return table(header, rows)
+
+
+def layer_table(layers: Sequence[dict[str, Any]]) -> str:
+    """One row per pruned layer."""
+    rows = [
+        [
+            f"`{layer['name']}`",
+            f"{layer['weights']:,}",
+            f"{layer['neighbourhoods']:,}",
+            f"{layer['kept']:,}",
+            percent(layer["target"]),
+            percent(layer["sparsity"]),
+        ]
+        for layer in layers
+    ]
+    return table(["layer", "weights", "neighbourhoods", "weights kept", "target", "sparsity"], rows)
+
+
+def settings_table(folder: RunFolder) -> str:
+    """What the run was told, from its record."""
+    spec = folder.specs[0]
+    rows = [
+        [key, f"{value}"]
+        for key, value in spec.as_dict().items()
+        if key not in ("recipe", "seed") and value is not None
+    ]
+    rows.append(["seed", ", ".join(str(s.seed) for s in folder.specs)])
+    rows += [[f"recipe: {key}", f"{value}"] for key, value in spec.recipe.as_dict().items()]
+    hardware = folder.record.get("hardware", {})
+    rows.append(["device", str(hardware.get("gpu") or hardware.get("cpu") or "unknown")])
+    rows.append(["torch", str(folder.record.get("versions", {}).get("torch", "unknown"))])
+    return table(["setting", "value"], rows, left=2)
+
+
+def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
+    """Draw what there is to draw and name it."""
+    histories = [history for history in folder.metrics() if history]
+    dense = folder.specs[0].method == "dense"
+    drawn = []
+    if histories:
+        pictures.draw_curves(folder.path / "curves.png", histories, dense)
+        drawn.append("curves.png")
+    if dense:
+        return drawn
+    if histories:
+        pictures.draw_annealing(folder.path / "annealing.png", histories)
+        drawn.append("annealing.png")
+    if results[0].get("layers"):
+        pictures.draw_layers(folder.path / "layers.png", results[0]["layers"])
+        drawn.append("layers.png")
+    snapshots = load_snapshots(folder.runs[0] / "snapshots")
+    if snapshots:
+        pictures.draw_masks(folder.path / "masks.png", snapshots)
+        drawn.append("masks.png")
+    return drawn
+
+
+def _files(folder: RunFolder) -> str:
+    inside = "" if len(folder.runs) == 1 else f"{folder.runs[0].name}/"
+    return "\n".join(
+        [
+            "- `run.json`: everything the run was told, with versions and hardware",
+            f"- `{inside}metrics.jsonl`: one line per epoch",
+            f"- `{inside}result.json`: the final figures, layer by layer",
+            f"- `{inside}model.safetensors`: the trained weights, pruned ones zero",
+            f"- `{inside}masks.safetensors`: which weights are kept (dense runs have none)",
+        ]
+    )
