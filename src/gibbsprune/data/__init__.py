@@ -1,0 +1,30 @@
+"""Data sets as uint8 arrays: the embedded digits, CIFAR-10, and a user's own."""
+
+from __future__ import annotations
+
+import os
+
+from gibbsprune.data.arrays import Arrays
+from gibbsprune.data.cifar10 import cifar10_from_pngs, get_cifar10, load_cifar10
+from gibbsprune.data.digits import load_digits
+from gibbsprune.data.npz import load_npz
+from gibbsprune.errors import UserError
+
+__all__ = ["Arrays", "cifar10_from_pngs", "get_cifar10", "load", "load_cifar10", "load_digits", "load_npz"]
+
+
+def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Arrays:
+    """The data set of that name ("digits", "cifar10"), or the arrays of a file ending in .npz.
+
+    `root` is the folder that holds downloaded data; None means $GIBBSPRUNE_DATA, or else ~/.cache/gibbsprune.
+    """
+    name = os.fspath(name_or_path)
+    if name == "digits":
+        return load_digits()
+    if name == "cifar10":
+        return load_cifar10(root)
+    if name.endswith(".npz"):
+        return load_npz(name)
+    raise UserError(
+        f"The data set '{name}' is unknown; allowed are digits, cifar10, or a path ending in .npz."
+    )

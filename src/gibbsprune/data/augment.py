@@ -1,0 +1,51 @@
+"""Shift, flip and standardise as batched tensor operations; all randomness is passed in.
+
+Nothing here waits for the host or looks at a tensor's values, so all of it can be captured in a CUDA graph.
+A typical step, for K runs with a batch of B images each:
+
+    padded = pad(arrays.x_train, shift)                 # once
+    dy = torch.randint(0, 2 * shift + 1, (K, B), ...)   # dx alike; `shift` itself leaves the image in place
+    x = standardise(crop_flip(padded, index, dy, dx, flip, arrays.size), mean, std)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pad(x: Tensor, shift: int) -> Tensor:
+    """Images (N, H, W, C) with s = `shift` pixels of repeated edge on every side: (N, H + 2s, W + 2s, C)."""
+    height, width = x.shape[1], x.shape[2]
+    rows = torch.arange(-shift, height + shift, device=x.device).clamp(0, height - 1)
+    columns = torch.arange(-shift, width + shift, device=x.device).clamp(0, width - 1)
+    return x[:, rows[:, None], columns[None, :]]
+
+
+def crop_flip(
+    padded: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, size: int | tuple[int, int]
+) -> Tensor:
+    """Out of `padded` (N, H', W', C), the windows of `size` at row dy and column dx of images `index`.
+
+    index, dy, dx (int64) and flip (boolean) share any leading shape (*lead,); the result is (*lead, H, W, C):
+
+        out[l, r, c] = padded[index[l], dy[l] + r, dx[l] + (W − 1 − c if flip[l] else c)]
+
+    One gather: a flip only reverses the column indices. With images padded by s, dy = dx = s is the unshifted
+    image and 0..2s are all the shifts. Indices outside the padded image are the caller's mistake; they are
+    not looked for here, since that would wait for the device.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    column = torch.arange(width, device=padded.device)
+    rows = dy[..., None] + torch.arange(height, device=padded.device)
+    columns = dx[..., None] + torch.where(flip[..., None], width - 1 - column, column)
+    return padded[index[..., None, None], rows[..., :, None], columns[..., None, :]]
+
+
+def standardise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(x / 255 − mean) / std for uint8 images (*lead, H, W, C), with mean and std of shape (C,).
+
+    Computed in float32 as x · 1/(255·std) − mean/std, then rounded to `dtype`.
+    """
+    mean, std = mean.float(), std.float()
+    return (x.float() * (1 / (255 * std)) - mean / std).to(dtype)

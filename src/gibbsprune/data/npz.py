@@ -1,0 +1,128 @@
+"""A user's own arrays from an .npz file, brought to the form of `Arrays`; no pickle is ever read."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gibbsprune.data.arrays import Arrays
+from gibbsprune.errors import UserError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def load_npz(path: str | os.PathLike[str]) -> Arrays:
+    """Arrays from a file with `x_train, y_train, x_test, y_test`.
+
+    Images: (N, H, W), (N, H, W, C) or (N, C, H, W) where the shape says which; integers in 0..255, or floats
+    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set.
+    """
+    path = Path(path)
+    arrays = _read(path)
+    x_train, x_test = _layout(path, "x_train", arrays["x_train"]), _layout(path, "x_test", arrays["x_test"])
+    for key, x in (("x_train", x_train), ("x_test", x_test)):
+        _check_values(path, key, x)
+    floats = [x for x in (x_train, x_test) if x.dtype.kind == "f"]
+    scale = (
+        255.0 if all(x.max() <= 1 for x in floats) else 1.0
+    )  # of the float arrays; integers stay as they are
+    y_train, y_test = _labels(path, "y_train", arrays["y_train"]), _labels(path, "y_test", arrays["y_test"])
+    used = np.unique(y_train)
+    classes = len(used)
+    if used[0] != 0 or used[-1] != classes - 1:
+        raise UserError(
+            f"{path}: y_train uses {classes} different labels from {used[0]} to {used[-1]}; labels must be "
+            f"the integers 0..classes-1, each used at least once."
+        )
+    return Arrays(
+        name=path.stem,
+        x_train=_uint8(x_train, scale),
+        y_train=torch.from_numpy(y_train),
+        x_test=_uint8(x_test, scale),
+        y_test=torch.from_numpy(y_test),
+        classes=classes,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(f"{path} is a single array; an .npz file with {', '.join(KEYS)} is needed.")
+            missing = [key for key in KEYS if key not in file.files]
+            if missing:
+                found = ", ".join(file.files) or "nothing"
+                raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}.")
+            return {key: file[key] for key in KEYS}
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise UserError(f"{path} could not be read ({error.strerror or error}).") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
+        if "pickle" in str(error):
+            raise UserError(
+                f"{path} holds Python objects, which are never loaded; save numbers only."
+            ) from None
+        raise UserError(f"{path} is damaged or not an .npz file ({error}).") from None
+
+
+def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
+    """The images as (N, H, W, C). The channel axis is the one of at most 4, or that beside a square."""
+    if x.ndim == 3:
+        x = x[..., None]
+    elif x.ndim == 4:
+        _, a, b, c = x.shape
+        first, last = a <= 4, c <= 4
+        if first == last:
+            first, last = b == c != a, a == b != c
+        if first == last:
+            raise UserError(
+                f"{path}: {key} of shape {x.shape} may be (N, H, W, C) or (N, C, H, W); save it as square "
+                f"images, or with at most 4 channels."
+            )
+        if first:
+            x = x.transpose(0, 2, 3, 1)
+    else:
+        raise UserError(
+            f"{path}: {key} has shape {x.shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W)."
+        )
+    if 0 in x.shape:
+        raise UserError(f"{path}: {key} of shape {x.shape} is empty; at least one image is needed.")
+    return x
+
+
+def _check_values(path: Path, key: str, x: np.ndarray) -> None:
+    if x.dtype.kind not in "uif":
+        raise UserError(f"{path}: {key} is of type {x.dtype}; images must be integers or floats.")
+    low, high = x.min(), x.max()
+    if not (low >= 0 and high <= 255):  # written so that NaN is refused
+        raise UserError(
+            f"{path}: {key} holds values from {low} to {high}; pixels must lie in 0..255, or be "
+            f"floats in [0, 1]."
+        )
+
+
+def _uint8(x: np.ndarray, scale: float) -> torch.Tensor:
+    if x.dtype.kind == "f":
+        x = np.rint(x * scale)
+    return torch.from_numpy(np.array(x, dtype=np.uint8, order="C"))
+
+
+def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind not in "ui":
+        raise UserError(
+            f"{path}: {key} is {y.dtype} of shape {y.shape}; labels must be integers 0..classes-1 of "
+            f"shape (N,)."
+        )
+    if len(y) == 0:
+        raise UserError(f"{path}: {key} is empty; at least one label is needed.")
+    return y.astype(np.int64)

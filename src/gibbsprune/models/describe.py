@@ -1,0 +1,75 @@
+"""Where a network's values lie: first convolution, batch norm, dense layers, the other convolutions.
+
+Batch norm is counted as four values per channel: scale, shift, running mean and running variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+ROWS = ("first conv", "batch norm", "dense", "other convs")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part of a network: how many values it holds, and their share of all, in percent."""
+
+    name: str
+    values: int
+    percent: float
+
+
+def describe(model: nn.Module) -> list[Row]:
+    """The rows "first conv", "batch norm", "dense", "other convs", then "other" if there is any, and "all".
+
+    A parameter shared between layers is counted once.
+    """
+    counts = dict.fromkeys((*ROWS, "other"), 0)
+    seen: set[int] = set()
+    first = True
+
+    def add(row: str, module: nn.Module) -> None:
+        new = [p for p in module.parameters() if id(p) not in seen]
+        seen.update(map(id, new))
+        counts[row] += sum(p.numel() for p in new)
+
+    for module in model.modules():
+        if isinstance(module, _ConvNd):
+            add("first conv" if first else "other convs", module)
+            first = False
+        elif isinstance(module, _BatchNorm):
+            add("batch norm", module)
+            running = (module.running_mean, module.running_var)
+            counts["batch norm"] += sum(values.numel() for values in running if values is not None)
+        elif isinstance(module, nn.Linear):
+            add("dense", module)
+    add("other", model)
+    total = sum(counts.values())
+    names = [*ROWS, *(["other"] if counts["other"] else [])]
+    rows = [Row(name, counts[name], 100 * counts[name] / max(total, 1)) for name in names]
+    return [*rows, Row("all", total, 100.0)]
+
+
+def describe_table(names: Sequence[str], classes: int = 10, channels: int = 3) -> str:
+    """`describe` of the networks of these names (see `build`), one line each, as text."""
+    from gibbsprune.models import build
+
+    described = {name: describe(build(name, classes, channels)) for name in names}
+    columns = [*ROWS, "other", "all"]
+    if all(row.name != "other" for rows in described.values() for row in rows):
+        columns.remove("other")
+    lines = [["network", *columns]]
+    for name, rows in described.items():
+        cells = {row.name: f"{row.values:,} ({row.percent:.2f} %)" for row in rows}
+        cells["all"] = f"{rows[-1].values:,}"
+        lines.append([name, *(cells.get(column, "0") for column in columns)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))])
+        for line in lines
+    )
