@@ -79,7 +79,7 @@ def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}; see {parser.prog} --help"
     name = argument.partition("=")[0]
-    options = [option for action in parser._actions for option in action.option_strings]
-    near = difflib.get_close_matches(name, options, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help"
+    options = [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(name.lstrip("-"), options, n=1)
+    hint = f"did you mean --{near[0]}?" if near else f"see {parser.prog} --help"
     return f"unknown option {name}; {hint}"

@@ -21,9 +21,7 @@ def add_parser(commands: Any) -> None:
     )
     get.add_argument("name", metavar="NAME", help="cifar10")
     get.add_argument("--root", metavar="FOLDER", help="where data is kept ($GIBBSPRUNE_DATA, else ~/.cache)")
-    get.add_argument(
-        "--from-pngs", metavar="FOLDER", help="read pictures already here instead of downloading"
-    )
+    get.add_argument("--from-pngs", metavar="FOLDER", help="read pictures already here instead of downloading")
     get.set_defaults(handler=handle, parser=get)
 
 
@@ -32,9 +30,7 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.data.cifar10 import cifar10_from_pngs, get_cifar10
 
     if options.name != "cifar10":
-        raise UserError(
-            f"unknown data set {options.name!r}; cifar10 can be fetched, digits needs no download"
-        )
+        raise UserError(f"unknown data set {options.name!r}; cifar10 can be fetched, digits needs no download")
     progress = Transfer()
     try:
         if options.from_pngs is not None:

@@ -19,12 +19,8 @@ def add_parser(commands: Any) -> None:
         description=f"Train {MODEL} on {DATA}, dense and pruned to {SPARSITY:.0%}, and compare the two.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--out", default="runs", metavar="FOLDER", help="where demo-dense and demo-gibbs go (runs)"
-    )
-    parser.add_argument(
-        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)"
-    )
+    parser.add_argument("--out", default="runs", metavar="FOLDER", help="where demo-dense and demo-gibbs go (runs)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     parser.add_argument("--epochs", type=int, metavar="N", help="fewer or more epochs than the recipe's")
     parser.set_defaults(handler=handle, parser=parser)
 
@@ -34,9 +30,7 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.training import run
     from gibbsprune.training.spec import RunSpec
 
-    print(
-        f"{MODEL} on {DATA}, trained twice: dense, and with Gibbs pruning at {SPARSITY:.0%} while it trains."
-    )
+    print(f"{MODEL} on {DATA}, trained twice: dense, and with Gibbs pruning at {SPARSITY:.0%} while it trains.")
     outcomes = {}
     for method in ("dense", "gibbs"):
         path = Path(options.out) / f"demo-{method}"

@@ -14,9 +14,7 @@ def add_parser(commands: Any) -> None:
         description="Count the parameters of networks by kind, as the paper's Table I does.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "names", nargs="+", metavar="NAME", help="resnet8 … resnet110, or package.module:function"
-    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="resnet8 … resnet110, or package.module:function")
     parser.set_defaults(handler=handle, parser=parser)
 
 

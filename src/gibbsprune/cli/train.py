@@ -50,19 +50,13 @@ def add_parser(commands: Any) -> None:
 
     what = parser.add_argument_group("what to train")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
-    what.add_argument(
-        "--model", metavar="NAME", help="resnet8 … resnet110, or package.module:function (resnet20)"
-    )
+    what.add_argument("--model", metavar="NAME", help="resnet8 … resnet110, or package.module:function (resnet20)")
     what.add_argument("--seed", type=whole, metavar="N", help="seed of everything random (0)")
-    what.add_argument(
-        "--seeds", type=seed_list, metavar="A-B", help="several runs as one fleet: 0-15 or 0,3,7"
-    )
+    what.add_argument("--seeds", type=seed_list, metavar="A-B", help="several runs as one fleet: 0-15 or 0,3,7")
 
     how = parser.add_argument_group("how to prune")
     how.add_argument("--method", metavar="NAME", help=f"{', '.join(METHODS)} (gibbs)")
-    how.add_argument(
-        "--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}"
-    )
+    how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}")
     how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
     how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
     how.add_argument("--sampler", metavar="NAME", help=f"{samplers} (auto)")
@@ -72,9 +66,7 @@ def add_parser(commands: Any) -> None:
 
     long = parser.add_argument_group("how long and how")
     long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
-    long.add_argument(
-        "--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too"
-    )
+    long.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     long.add_argument("--stretch", type=whole, metavar="S", help="every epoch of the schedules S times (1)")
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
@@ -82,9 +74,7 @@ def add_parser(commands: Any) -> None:
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
-    kept.add_argument(
-        "--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s"
-    )
+    kept.add_argument("--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s")
     kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
     kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")

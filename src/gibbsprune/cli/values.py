@@ -34,9 +34,7 @@ def seed_list(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(
-            f"must be different seeds such as 0-15 or 0,3,7, but {text!r} was given"
-        )
+        raise argparse.ArgumentTypeError(f"must be different seeds such as 0-15 or 0,3,7, but {text!r} was given")
     return found
 
 
@@ -47,9 +45,7 @@ def every(text: str) -> tuple[int, float]:
     except ValueError:
         epochs, seconds = 0, 0.0
     if epochs < 1 or not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"must be epochs such as 5 or seconds such as 60s, but {text!r} was given"
-        )
+        raise argparse.ArgumentTypeError(f"must be epochs such as 5 or seconds such as 60s, but {text!r} was given")
     return epochs, seconds
 
 
@@ -61,9 +57,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     for name, field in FIELDS.items():
         if name not in _NOT_OPTIONS:
             flag = "--" + name.replace("_", "-")
-            group.add_argument(
-                flag, dest="recipe_" + name, metavar="X", help=field.meaning.replace("%", "%%")
-            )
+            group.add_argument(flag, dest="recipe_" + name, metavar="X", help=field.meaning.replace("%", "%%"))
 
 
 def recipe_changes(options: argparse.Namespace) -> dict[str, str]:

@@ -76,9 +76,7 @@ def save(folder: str | os.PathLike[str], epoch: int, state: dict[str, Any], keep
     path = folder / f"epoch-{epoch:06d}.ckpt"
     write_atomic(path, _MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
     saved = checkpoints(folder)
-    ahead = [
-        old for number, old in saved if number > epoch
-    ]  # left over from before a fall-back to an older one
+    ahead = [old for number, old in saved if number > epoch]  # left over from before a fall-back to an older one
     behind = [old for number, old in saved if number <= epoch]
     for old in ahead + behind[: max(0, len(behind) - keep)]:
         with contextlib.suppress(OSError):
@@ -109,13 +107,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} is damaged or incomplete (its checksum does not match)")
     try:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # torch raises many kinds here; the checksum held, so this is a foreign version
+    except Exception as error:  # torch raises many kinds here; the checksum held, so this is a foreign version
         first_line = str(error).partition("\n")[0]
-        raise UserError(
-            f"checkpoint {path} cannot be read with torch {torch.__version__}: {first_line}"
-        ) from error
+        raise UserError(f"checkpoint {path} cannot be read with torch {torch.__version__}: {first_line}") from error
 
 
 def load_latest(

@@ -79,6 +79,4 @@ def fingerprint(arrays: Arrays) -> str:
 def require(module: str, purpose: str) -> None:
     """Refuse early, with a sentence, when an optional package is missing."""
     if importlib.util.find_spec(module) is None:
-        raise UserError(
-            f"the package {module} is needed {purpose}; install it with: pip install 'gibbsprune[demo]'"
-        )
+        raise UserError(f"the package {module} is needed {purpose}; install it with: pip install 'gibbsprune[demo]'")

@@ -56,9 +56,7 @@ class RunFolder:
         self._lock: Any = None
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], specs: Sequence[RunSpec], about: dict[str, Any]
-    ) -> RunFolder:
+    def create(cls, path: str | os.PathLike[str], specs: Sequence[RunSpec], about: dict[str, Any]) -> RunFolder:
         """Make a new folder; one that already holds anything is refused, so that two runs never mix."""
         folder = cls(path)
         try:
@@ -92,9 +90,7 @@ class RunFolder:
             raise UserError(f"{folder.path / 'run.json'} cannot be read: {error}") from error
         if folder.record.get("format") != FORMAT:
             found = folder.record.get("format")
-            raise UserError(
-                f"{folder.path} was written in format {found!r}; this version reads format {FORMAT}"
-            )
+            raise UserError(f"{folder.path} was written in format {found!r}; this version reads format {FORMAT}")
         folder.specs = [RunSpec.from_dict(values) for values in folder.record["runs"]]
         folder._make_runs()
         return folder
@@ -117,6 +113,7 @@ class RunFolder:
             self._lock = open(self.path / ".lock", "a")  # noqa: SIM115  held until unlock
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.unlock()
             raise UserError(f"another process is working in {self.path}") from None
         except OSError as error:
             raise unwritable(self.path / ".lock", error) from error

@@ -51,7 +51,7 @@ def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, A
     """Write the final files of every run. ``result.json`` comes last: it marks the run as finished."""
     for k, (run, spec, result) in enumerate(zip(folder.runs, folder.specs, results)):
         result.update(seconds=round(seconds, 1), epochs=spec.total_epochs, name=spec.name())
-        about = {"format": "pt", "run": json.dumps(spec.as_dict())}
+        about = {"run": json.dumps(spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
         save_tensors(run / "model.safetensors", fleet.model(k).state_dict(), about)
         masks = fleet.masks(k)
         if masks:

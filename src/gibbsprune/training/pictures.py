@@ -108,9 +108,7 @@ def draw_layers(path: Path, layers: Sequence[dict[str, Any]]) -> None:
     ax = axes[0, 0]
     rows = np.arange(len(layers))
     ax.barh(rows, [100 * layer["sparsity"] for layer in layers], color=BLUE, height=0.7, label="reached")
-    ax.plot(
-        [100 * layer["target"] for layer in layers], rows, "|", color=ORANGE, ms=13, mew=2.5, label="target"
-    )
+    ax.plot([100 * layer["target"] for layer in layers], rows, "|", color=ORANGE, ms=13, mew=2.5, label="target")
     for row, layer in zip(rows, layers):
         text = f"{layer['kept']:,} of {layer['weights']:,} kept"
         reached = 100 * layer["sparsity"]

@@ -124,9 +124,7 @@ class RichProgress(PlainProgress):
         self.bars.update(self.inner, completed=done, total=total)
 
     def epoch(self, number: int, records: Sequence[Record]) -> None:
-        loss, accuracy, beta, agreement = (
-            mean(records, key) for key in ("loss", "test_accuracy", "beta", "agreement")
-        )
+        loss, accuracy, beta, agreement = (mean(records, key) for key in ("loss", "test_accuracy", "beta", "agreement"))
         self.history.append((loss, accuracy, beta, agreement))
         self.bars.update(self.whole, completed=number, extra=f"{clock(self.left(number))} left")
 

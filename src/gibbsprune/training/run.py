@@ -109,9 +109,7 @@ def resume(
             arrays = data.load(folder.specs[0].data)
             _check_same(folder, arrays, describe_environment(where), progress)
             fleet = Fleet(folder.specs, arrays, device=where)
-            found = checkpoint.load_latest(
-                folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}")
-            )
+            found = checkpoint.load_latest(folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}"))
             epoch, state = found if found is not None else (0, None)
             if state is not None:
                 fleet.load_state_dict(state["fleet"])
@@ -136,9 +134,7 @@ def _drive(
     began = time.monotonic() - elapsed
     saved = time.monotonic()
     spec = folder.specs[0]
-    keep_masks = snapshot_epochs(
-        (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch, fleet.epochs
-    )
+    keep_masks = snapshot_epochs((spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch, fleet.epochs)
     runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
     events = EventLog(folder, fleet.epoch) if options.tensorboard else None
 
@@ -191,11 +187,7 @@ def _drive(
 def how_to_resume(folder: RunFolder) -> str:
     """The line a stopped run leaves behind."""
     saved = checkpoint.checkpoints(folder.checkpoints)
-    state = (
-        f"saved after epoch {saved[-1][0]} of {folder.specs[0].total_epochs}"
-        if saved
-        else "nothing saved yet"
-    )
+    state = f"saved after epoch {saved[-1][0]} of {folder.specs[0].total_epochs}" if saved else "nothing saved yet"
     return f"stopped, {state}; continue with: gibbsprune train --resume {folder.path}"
 
 
@@ -223,8 +215,7 @@ def _check_finite(folder: RunFolder, epoch: int, records: Sequence[dict[str, Any
     """Stop when every run has diverged; the checkpoints stay as they are."""
     if not any(math.isfinite(record["loss"]) for record in records):
         raise UserError(
-            f"the loss is no longer finite after epoch {epoch} of {folder.path}; "
-            "try a smaller learning rate (--lr)"
+            f"the loss is no longer finite after epoch {epoch} of {folder.path}; try a smaller learning rate (--lr)"
         )
 
 

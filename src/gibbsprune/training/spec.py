@@ -118,9 +118,7 @@ class RunSpec:
                 f"possible are {_listed(SAMPLERS[self.hamiltonian])}"
             )
         if not (_is_number(self.sparsity) and 0 <= self.sparsity < 1):
-            raise UserError(
-                f"sparsity is the fraction removed and must lie in [0, 1), but {self.sparsity!r} was given"
-            )
+            raise UserError(f"sparsity is the fraction removed and must lie in [0, 1), but {self.sparsity!r} was given")
         if not (_is_number(self.coupling) and self.coupling > 0):
             raise UserError(f"coupling must be a positive number, but {self.coupling!r} was given")
 

@@ -80,8 +80,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -
 
     def shown(line: Sequence[str]) -> str:
         cells = [
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths))
+            text.ljust(width) if i < left else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))
         ]
         return "| " + " | ".join(cells) + " |"
 

@@ -1,0 +1,301 @@
+"""The command line: its help, its plans and tables, its one-sentence refusals and exit statuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fake_fleet import FakeFleet
+from gibbsprune.cli import main, plan
+from gibbsprune.training import pictures, run
+from gibbsprune.training.spec import RunSpec
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    """A folder of its own, a terminal of fixed width, no data at hand, and a fleet that costs nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("GIBBSPRUNE_DATA", str(tmp_path / "data"))
+    fresh = type("Fresh", (FakeFleet,), {})
+    monkeypatch.setattr(run, "Fleet", fresh)
+    monkeypatch.setattr(plan, "Fleet", fresh)
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    return fresh
+
+
+HELP = """\
+usage: gibbsprune [-h] COMMAND ...
+
+Train a network and prune it at the same time, with masks from an annealed Gibbs law.
+
+options:
+  -h, --help  show this help message and exit
+
+commands:
+  COMMAND
+    train     train and prune a network, or resume a run
+    demo      a first look: prune a small network on digits, under three minutes on a CPU
+    data      fetch a data set
+    describe  count the parameters of networks by kind
+
+try:
+  gibbsprune demo                                      a first look, under three minutes on a CPU
+  gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
+  gibbsprune data get cifar10                          fetch CIFAR-10, then:
+  gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
+"""
+
+DESCRIBE = """\
+network     first conv      batch norm         dense        other convs      all
+resnet20  432 (0.16 %)  2,752 (1.01 %)  650 (0.24 %)  269,824 (98.60 %)  273,658
+resnet56  432 (0.05 %)  8,128 (0.95 %)  650 (0.08 %)  850,432 (98.93 %)  859,642
+"""
+
+PLAN = """\
+digits-resnet8-gibbs-weight-square-0.9-e5-s0
+data        1,442 training and 355 test images
+parameters  576
+pruned      518 of 576 weights in 1 layers (89.93 %)
+
+| layer          | kind   | weights | neighbourhoods |  target | kept |
+| -------------- | ------ | ------: | -------------: | ------: | ---: |
+| layer1.0.conv1 | Conv2d |     576 |            576 | 90.00 % |   58 |
+
+time        about 0:00: 5 epochs of 3 steps,
+            10.0 ms per step (from 2 steps, tests not included)
+"""
+
+
+def test_without_arguments_it_prints_help(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out == HELP
+
+
+def test_help_of_train_names_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    named = "data model method structure hamiltonian coupling sampler sparsity recipe epochs stretch seed seeds"
+    kept = "device precision out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
+    fields = "lr weight-decay milestones anneal-epochs batch optimizer beta-end shift flip"
+    for option in f"{named} {kept} {fields}".split():
+        assert f"  --{option} " in text, option
+    assert "scales the recipe: milestones and annealing" in text
+
+
+def test_describe_reproduces_table_one(capsys):
+    assert main(["describe", "resnet20", "resnet56"]) == 0
+    assert capsys.readouterr().out == DESCRIBE
+
+
+def test_show_recipe_with_overrides(capsys):
+    arguments = "train --recipe paper --epochs 20 --lr 0.002 --weight-decay 0 --flip no --show-recipe"
+    assert main(arguments.split()) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    shown = dict(pair for pair in lines if len(pair) == 2)
+    assert lines[0] == ["recipe", "paper"]
+    assert shown["epochs"] == "20"
+    assert shown["milestones"] == "8,12,16"
+    assert shown["anneal_epochs"] == "13"
+    assert shown["lr"] == "0.002"
+    assert shown["weight_decay"] == "0"
+    assert shown["flip"] == "no"
+    assert not os.path.exists("runs")
+
+
+def test_an_explicit_milestone_is_not_scaled(capsys):
+    main(
+        [
+            "train",
+            "--recipe",
+            "paper",
+            "--epochs",
+            "20",
+            "--milestones",
+            "5,10",
+            "--anneal-epochs",
+            "7",
+            "--show-recipe",
+        ]
+    )
+    text = capsys.readouterr().out
+    assert "milestones     5,10 " in text
+    assert "anneal_epochs  7 " in text
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(capsys):
+    assert main(["train", "--model", "resnet8", "--epochs", "5", "--device", "cpu", "--dry-run"]) == 0
+    assert capsys.readouterr().out == PLAN
+    assert os.listdir() == []
+
+
+def test_train_then_resume(capsys):
+    arguments = "train --model resnet8 --epochs 3 --sparsity 0.8 --lr 0.01 --seed 2 --out r --device cpu"
+    assert main(arguments.split()) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("r\nepoch 1/3  loss ")
+    assert out.endswith("parameters left.\nSee r/summary.md.\n")
+    with open("r/run.json") as file:
+        record = json.load(file)
+    spec = RunSpec.from_dict(record["runs"][0])
+    assert (spec.sparsity, spec.seed, spec.recipe.lr, spec.recipe.anneal_epochs) == (0.8, 2, 0.01, 2)
+    assert record["command"] == "gibbsprune " + arguments
+    assert main(["train", "--resume", "r"]) == 0
+    assert "r is already finished" in capsys.readouterr().out
+
+
+def test_several_seeds_are_one_fleet():
+    assert main(["train", "--model", "resnet8", "--epochs", "2", "--seeds", "0,3-4", "--out", "r"]) == 0
+    assert {"seed-0", "seed-3", "seed-4"} <= set(os.listdir("r"))
+
+
+def test_include_and_exclude_reach_the_run():
+    assert (
+        main(
+            [
+                "train",
+                "--epochs",
+                "1",
+                "--include",
+                "layer1*",
+                "--include",
+                "layer2*",
+                "--exclude",
+                "*project",
+                "--out",
+                "r",
+            ]
+        )
+        == 0
+    )
+    with open("r/run.json") as file:
+        spec = json.load(file)["runs"][0]
+    assert (spec["include"], spec["exclude"]) == (["layer1*", "layer2*"], ["*project"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("trian", "COMMAND: invalid choice: 'trian'"),
+        ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
+        ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
+        ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
+        ("train --lr fast", "The recipe's lr is 'fast'; it must be a number above 0."),
+        ("train --milestones 9,3", "The recipe's milestones are (9, 3); they must increase."),
+        ("train --recipe best", "The recipe 'best' is unknown; allowed are paper, modern, digits."),
+        (
+            "train --sparsity 90",
+            "sparsity is the fraction removed and must lie in [0, 1), but 90.0 was given",
+        ),
+        ("train --sparsity much", "--sparsity: must be a number, but 'much' was given"),
+        ("train --seed 1.5", "--seed: must be a whole number, but '1.5' was given"),
+        ("train --seeds 3-", "--seeds: must be different seeds such as 0-15 or 0,3,7, but '3-' was given"),
+        ("train --seeds 1,1", "--seeds: must be different seeds such as 0-15 or 0,3,7, but '1,1' was given"),
+        ("train --seed 1 --seeds 0-3", "give --seed or --seeds, not both"),
+        ("train --epochs 0", "--epochs must be at least 1, but 0 was given"),
+        (
+            "train --checkpoint-every often",
+            "--checkpoint-every: must be epochs such as 5 or seconds such as 60s, but 'often' was given",
+        ),
+        (
+            "train --structure kernel --hamiltonian square",
+            "hamiltonian 'square' is not possible for structure 'kernel'; possible are quadratic, sign, binary",
+        ),
+        ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
+        ("train --device cuda:99", "device 'cuda:99' is not available: torch sees"),
+        ("train --data cifar10", "CIFAR-10 is not at"),
+        ("train --data birds.npz", "birds.npz"),
+        (
+            "train --data birds",
+            "The data set 'birds' is unknown; allowed are digits, cifar10, or a path ending in",
+        ),
+        ("train --resume nowhere", "nowhere holds no run (it has no run.json)"),
+        ("train --resume r --lr 0.1", "--resume continues a run as it was started; leave out --lr"),
+        ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
+        ("data get mnist", "unknown data set 'mnist'; cifar10 can be fetched, digits needs no download"),
+        ("describe resnet21", "resnet21"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_two(capsys, arguments, sentence):
+    assert main(arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("gibbsprune: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err
+    assert not os.path.exists("runs")
+
+
+def test_output_that_cannot_be_written_is_one_sentence(capsys):
+    with open("file", "w") as file:
+        file.write("in the way")
+    assert main(["train", "--epochs", "1", "--out", "file/r"]) == 2
+    assert "gibbsprune: cannot write file/r: Not a directory;" in capsys.readouterr().err
+
+
+def ctrl_c(fleet, step):
+    if (fleet.epoch, step) == (1, 0):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_has_status_130(place, capsys):
+    place.on_step = lambda fleet, step: os.kill(os.getpid(), signal.SIGINT) if fleet.epoch == 1 and step == 0 else None
+    assert main(["train", "--epochs", "4", "--out", "r"]) == 130
+    assert "stopped, saved after epoch 2 of 4; continue with: gibbsprune train --resume r" in capsys.readouterr().out
+    place.on_step = None
+    assert main(["train", "--resume", "r"]) == 0
+
+
+def test_own_data_is_found_from_anywhere(tmp_path, monkeypatch, place):
+    x = np.zeros((4, 8, 8, 1), dtype=np.uint8)
+    np.savez("own.npz", x_train=x, y_train=[0, 1, 0, 1], x_test=x, y_test=[0, 1, 0, 1])
+    place.on_step = lambda fleet, step: os.kill(os.getpid(), signal.SIGINT) if fleet.epoch == 1 and step == 0 else None
+    assert main(["train", "--data", "own.npz", "--epochs", "3", "--out", "r"]) == 130
+    place.on_step = None
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["train", "--resume", "../r"]) == 0
+
+
+def test_the_demo_compares_and_can_be_run_again(capsys):
+    assert main(["demo", "--epochs", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "|       | test accuracy | sparsity | weights left | time |" in text
+    assert "| dense |       97.00 % |   0.00 % |" in text
+    assert "| Gibbs |       97.00 % |  90.00 % |" in text
+    assert "Look at   runs/demo-gibbs/summary.md" in text
+    assert "Try next  gibbsprune train" in text
+    assert main(["demo", "--epochs", "2"]) == 0
+
+
+def test_the_demo_never_replaces_another_run(capsys):
+    assert main(["train", "--epochs", "1", "--out", "runs/demo-dense"]) == 0
+    assert main(["demo"]) == 2
+    assert "runs/demo-dense holds a run that is not the demo's" in capsys.readouterr().err
+
+
+def test_data_get_reports_its_progress(capsys, monkeypatch):
+    from gibbsprune.data import cifar10
+
+    def fetch(root=None, progress=None):
+        for done in (0, 5, 50, 51, 100):
+            progress("cifar-10-binary.tar.gz", done, 100)
+        return "data/cifar10.npz"
+
+    monkeypatch.setattr(cifar10, "get_cifar10", fetch)
+    assert main(["data", "get", "cifar10"]) == 0
+    assert capsys.readouterr().out == (
+        "cifar-10-binary.tar.gz: 0 %\ncifar-10-binary.tar.gz: 50 %\ncifar-10-binary.tar.gz: 100 %\n"
+        "CIFAR-10 is ready, verified, at data/cifar10.npz\nTrain with it: gibbsprune train --data cifar10\n"
+    )
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "gibbsprune"], capture_output=True, text=True, check=True)
+    assert done.stdout == HELP

@@ -1,0 +1,319 @@
+"""Runs and their folders: what is written and refused, resuming bit for bit, signals, damage, bad disks."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fake_fleet import LAYER, FakeFleet
+from gibbsprune.errors import UserError
+from gibbsprune.training import checkpoint, pictures, run
+from gibbsprune.training.folder import RunFolder, fleet_name, read_metrics, remove
+from gibbsprune.training.interrupt import Interrupt, Interrupted
+from gibbsprune.training.snapshots import load_snapshots, snapshot_epochs
+from gibbsprune.training.spec import RunSpec
+
+
+@pytest.fixture
+def fleet(monkeypatch, tmp_path):
+    """A fresh fake fleet class, in a working folder of its own."""
+    fresh = type("Fresh", (FakeFleet,), {})
+    monkeypatch.setattr(run, "Fleet", fresh)
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    return fresh
+
+
+SPEC = RunSpec(model="resnet8", epochs=6)
+
+
+def files(folder):
+    """Everything in a folder but times, as bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in (".safetensors", ".npz", ".jsonl"):
+            content = path.read_bytes()
+            if path.suffix == ".jsonl":
+                records = [json.loads(line) for line in content.decode().splitlines()]
+                content = [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+            found[str(path.relative_to(folder))] = content
+    return found
+
+
+def test_a_run_folder_holds_everything(fleet, monkeypatch):
+    monkeypatch.setattr(pictures, "available", lambda: True)
+    outcome = run.start([SPEC], device="cpu", command="gibbsprune train")
+    assert outcome.folder == run.Path("runs/digits-resnet8-gibbs-weight-square-0.9-e6-s0")
+    inside = set(os.listdir(outcome.folder)) - {".lock"}
+    assert inside == {
+        "annealing.png",
+        "checkpoints",
+        "curves.png",
+        "layers.png",
+        "masks.png",
+        "masks.safetensors",
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.json",
+        "run.json",
+        "snapshots",
+        "summary.md",
+    }
+    record = json.loads((outcome.folder / "run.json").read_text())
+    assert RunSpec.from_dict(record["runs"][0]) == SPEC
+    assert record["command"] == "gibbsprune train"
+    assert record["seeds"] == [0]
+    assert {"python", "torch", "numpy", "gibbsprune"} <= set(record["versions"])
+    assert {"device", "cpu", "cores", "threads"} <= set(record["hardware"])
+    metrics = read_metrics(outcome.folder / "metrics.jsonl")
+    assert [entry["epoch"] for entry in metrics] == [1, 2, 3, 4, 5, 6]
+    assert {
+        "loss",
+        "train_accuracy",
+        "beta",
+        "lr",
+        "agreement",
+        "test_accuracy",
+        "test_loss",
+        "seconds",
+    } <= set(metrics[0])
+    masks = load_file(outcome.folder / "masks.safetensors")
+    assert masks[LAYER].dtype == bool
+    result = json.loads((outcome.folder / "result.json").read_text())
+    assert result["accuracy"] == 0.97
+    assert result["epochs"] == 6
+    shots = load_snapshots(outcome.folder / "snapshots")
+    assert [shot.epoch for shot in shots] == sorted(snapshot_epochs(4, 6))
+    assert shots[0].picture.shape == (24, 24)
+
+
+def test_an_existing_run_is_never_overwritten(fleet, tmp_path):
+    run.start([SPEC], out="r")
+    before = files(tmp_path / "r")
+    with pytest.raises(UserError) as caught:
+        run.start([SPEC.replace(seed=1)], out="r")
+    assert str(caught.value) == (
+        "r already holds a run; continue it with --resume r, or choose another folder with --out"
+    )
+    assert files(tmp_path / "r") == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match=r"mine is not empty \(thesis.tex\)"):
+        run.start([SPEC], out="mine")
+
+
+def stop_at(epoch, step=1, signals=1, number=signal.SIGINT):
+    def on_step(fleet, now):
+        if (fleet.epoch, now) == (epoch, step):
+            for _ in range(signals):
+                os.kill(os.getpid(), number)
+
+    return on_step
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_epoch_saves_and_says_how_to_resume(fleet, tmp_path, capsys, number):
+    run.start([SPEC], out="whole")
+    fleet.on_step = stop_at(2, number=number)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="cut")
+    assert capsys.readouterr().out.endswith(
+        "stopped, saved after epoch 3 of 6; continue with: gibbsprune train --resume cut\n"
+    )
+    fleet.on_step = None
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_second_signal_stops_at_once(fleet, tmp_path):
+    run.start([SPEC], out="whole")
+    fleet.on_step = stop_at(2, signals=2)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="cut")
+    assert checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1][0] == 2
+    fleet.on_step = None
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_signal_far_from_the_end_of_the_epoch_does_not_wait(monkeypatch):
+    with Interrupt(patience=-1) as interrupt:
+        interrupt.begin_epoch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            interrupt.step(1, 10)
+    with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)  # outside an epoch: at once
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_before_the_first_checkpoint_a_resumed_run_starts_over(fleet, tmp_path, capsys):
+    run.start([SPEC], out="whole")
+    fleet.on_step = stop_at(0, signals=2)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="cut")
+    assert "stopped, nothing saved yet; continue with" in capsys.readouterr().out
+    fleet.on_step = None
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_fleet_has_one_folder_per_seed_and_resumes(fleet, tmp_path):
+    specs = [SPEC.replace(seed=seed) for seed in (0, 1, 2)]
+    assert fleet_name(specs).endswith("-s0-2")
+    run.start(specs, out="whole")
+    for seed in (0, 1, 2):
+        inside = set(os.listdir(tmp_path / "whole" / f"seed-{seed}"))
+        assert {"metrics.jsonl", "result.json", "model.safetensors", "masks.safetensors"} <= inside
+    fleet.on_step = stop_at(3, signals=2)
+    with pytest.raises(Interrupted):
+        run.start(specs, out="cut")
+    fleet.on_step = None
+    outcome = run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert [result["accuracy"] for result in outcome.results] == [0.97, 0.98, 0.99]
+    assert "97.00 %" in (tmp_path / "whole" / "summary.md").read_text()
+    assert "98.00 %** ± 1.00 (3 seeds)" in (tmp_path / "whole" / "summary.md").read_text()
+
+
+def test_damage_to_the_newest_checkpoint_costs_one_epoch(fleet, tmp_path, capsys):
+    run.start([SPEC], out="whole")
+    fleet.on_step = stop_at(4)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="cut")
+    fleet.on_step = None
+    newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1][1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run.resume("cut")
+    assert "warning: checkpoint cut/checkpoints/epoch-000005.ckpt is damaged" in capsys.readouterr().out
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_a_line_cut_off_by_a_crash_is_dropped(fleet, tmp_path):
+    run.start([SPEC], out="whole")
+    fleet.on_step = stop_at(3)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="cut")
+    fleet.on_step = None
+    with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 5, "loss": 1.0}\n{"epoch": 6, "lo')
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_death_before_the_result_is_written_is_repaired(fleet, tmp_path, monkeypatch):
+    run.start([SPEC], out="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_outputs", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError):
+            run.start([SPEC], out="cut")
+    assert not RunFolder.open("cut").finished()
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_changes_nothing(fleet, tmp_path, capsys):
+    run.start([SPEC], out="r")
+    before = (tmp_path / "r" / "run.json").read_bytes()
+    assert run.resume("r").results[0]["accuracy"] == 0.97
+    assert capsys.readouterr().out.endswith("r is already finished\n")
+    assert (tmp_path / "r" / "run.json").read_bytes() == before
+
+
+def test_two_processes_cannot_share_a_folder(fleet, tmp_path):
+    fleet.on_step = stop_at(2)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="r")
+    holder = RunFolder.open("r")
+    holder.lock()
+    with pytest.raises(UserError, match="another process is working in r"):
+        run.resume("r")
+    holder.unlock()
+    fleet.on_step = None
+    run.resume("r")
+
+
+@pytest.mark.parametrize(("every", "seconds", "saved"), [(1, 0.0, [5, 6]), (4, 0.0, [4, 6]), (1, 999.0, [6])])
+def test_how_often_checkpoints_are_written(fleet, tmp_path, every, seconds, saved):
+    run.start([SPEC], out="r", options=run.Options(every, seconds))
+    assert [number for number, _ in checkpoint.checkpoints(tmp_path / "r" / "checkpoints")] == saved
+
+
+def test_a_diverged_run_stops_with_a_sentence(fleet, tmp_path):
+    fleet.diverges_at = 2
+    with pytest.raises(UserError) as caught:
+        run.start([SPEC], out="r")
+    assert str(caught.value) == ("the loss is no longer finite after epoch 3 of r; try a smaller learning rate (--lr)")
+    assert checkpoint.checkpoints(tmp_path / "r" / "checkpoints")[-1][0] == 2
+
+
+def test_changed_data_is_refused(fleet, tmp_path):
+    def write(value):
+        x = np.full((4, 8, 8, 1), value, dtype=np.uint8)
+        np.savez(tmp_path / "d.npz", x_train=x, y_train=[0, 1, 0, 1], x_test=x, y_test=[0, 1, 0, 1])
+
+    write(0)
+    fleet.on_step = stop_at(1)
+    with pytest.raises(Interrupted):
+        run.start([SPEC.replace(data="d.npz")], out="r")
+    write(1)
+    with pytest.raises(UserError, match=r"the data .* is not what the run in r was started with"):
+        run.resume("r")
+
+
+def test_other_versions_are_told(fleet, tmp_path, capsys):
+    fleet.on_step = stop_at(1)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out="r")
+    record = json.loads((tmp_path / "r" / "run.json").read_text())
+    record["versions"]["torch"] = "1.0"
+    (tmp_path / "r" / "run.json").write_text(json.dumps(record))
+    fleet.on_step = None
+    run.resume("r")
+    assert "warning: torch was 1.0 when this run started and is" in capsys.readouterr().out
+
+
+def test_tensorboard_events_on_request(fleet, tmp_path):
+    run.start([SPEC], out="r", options=run.Options(tensorboard=True))
+    assert any(name.startswith("events.out") for name in os.listdir(tmp_path / "r" / "tensorboard"))
+
+
+def test_a_missing_package_is_told_before_training(fleet, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        run.start([SPEC], out="r")
+    assert str(caught.value) == (
+        "the package safetensors is needed to save the trained model; install it with: pip install 'gibbsprune[demo]'"
+    )
+
+
+def test_bad_folders_are_one_sentence(fleet, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot write file/r: Not a directory"):
+        run.start([SPEC], out="file/r")
+    with pytest.raises(UserError, match=r"nowhere holds no run \(it has no run.json\)"):
+        run.resume("nowhere")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"broken/run.json cannot be read"):
+        run.resume("broken")
+    with pytest.raises(UserError, match="holds no run"):
+        remove(tmp_path / "nowhere")
+
+
+def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    run.start([SPEC], out="whole")
+    with monkeypatch.context() as patch:
+        fleet.on_step = lambda fleet, step: fleet.epoch == 3 and patch.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(UserError, match=r"cannot write .*: No space left on device; what was saved"):
+            run.start([SPEC], out="cut")
+    fleet.on_step = None
+    assert checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1][0] == 3
+    run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")

@@ -1,0 +1,151 @@
+"""A run's spec: what it fills in, what it refuses and how, its round trip and its name."""
+
+import json
+
+import pytest
+
+from gibbsprune.errors import UserError
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import HAMILTONIANS, SAMPLERS, RunSpec, scale_recipe
+
+
+@pytest.mark.parametrize(
+    ("structure", "hamiltonian"), [("weight", "square"), ("kernel", "quadratic"), ("filter", "quadratic")]
+)
+def test_default_hamiltonian_is_the_papers_best(structure, hamiltonian):
+    assert RunSpec(structure=structure).hamiltonian == hamiltonian
+
+
+def test_default_recipe_follows_the_data():
+    assert RunSpec().recipe == RECIPES["digits"]
+    assert RunSpec(data="cifar10").recipe == RECIPES["paper"]
+
+
+@pytest.mark.parametrize("structure", HAMILTONIANS)
+def test_every_possible_combination_is_accepted(structure):
+    for hamiltonian in HAMILTONIANS[structure]:
+        for sampler in SAMPLERS[hamiltonian]:
+            spec = RunSpec(structure=structure, hamiltonian=hamiltonian, sampler=sampler)
+            assert RunSpec.from_dict(spec.as_dict()) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"method": "magic"}, "unknown method 'magic'; it must be one of gibbs, dense"),
+        ({"structure": "row"}, "unknown structure 'row'; it must be one of weight, kernel, filter"),
+        ({"precision": "half"}, "unknown precision 'half'; it must be one of auto, float32, bfloat16"),
+        (
+            {"hamiltonian": "cubic"},
+            "unknown hamiltonian 'cubic'; it must be one of square, abs, sign, binary, quadratic",
+        ),
+        (
+            {"hamiltonian": "quadratic"},
+            "hamiltonian 'quadratic' is not possible for structure 'weight'; possible are square, abs, sign, binary",
+        ),
+        (
+            {"structure": "filter", "hamiltonian": "abs"},
+            "hamiltonian 'abs' is not possible for structure 'filter'; possible are quadratic, sign, binary",
+        ),
+        (
+            {"sampler": "chromatic"},
+            "sampler 'chromatic' cannot draw from hamiltonian 'square'; possible are auto, independent, enumeration",
+        ),
+        (
+            {"sparsity": 1.0},
+            "sparsity is the fraction removed and must lie in [0, 1), but 1.0 was given",
+        ),
+        (
+            {"sparsity": float("nan")},
+            "sparsity is the fraction removed and must lie in [0, 1), but nan was given",
+        ),
+        ({"coupling": 0}, "coupling must be a positive number, but 0 was given"),
+        ({"stretch": 0}, "stretch must be a whole number of at least 1, but 0 was given"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, but -1 was given"),
+        ({"epochs": 2.5}, "epochs must be a whole number of at least 1, but 2.5 was given"),
+        ({"include": []}, "include must be one or more patterns of layer names, but [] was given"),
+        ({"recipe": "paper"}, "recipe must be a Recipe, not str"),
+    ],
+)
+def test_refusals_are_one_sentence(fields, sentence):
+    with pytest.raises(UserError) as caught:
+        RunSpec(**fields)
+    assert str(caught.value) == sentence
+
+
+def test_epochs_scale_the_recipe_in_proportion():
+    spec = RunSpec(data="cifar10", epochs=20, stretch=3)
+    assert spec.recipe.epochs == spec.epochs == 20
+    assert spec.recipe.milestones == (8, 12, 16)
+    assert spec.recipe.anneal_epochs == 13
+    assert spec.total_epochs == 60
+
+
+def test_scaling_to_very_few_epochs_still_gives_a_recipe():
+    short = scale_recipe(RECIPES["paper"], 2)
+    assert short.milestones == (1, 2)
+    assert short.anneal_epochs == 1
+
+
+def test_round_trip_through_json():
+    spec = RunSpec(
+        data="cifar10",
+        structure="kernel",
+        sampler="enumeration",
+        include=("layer1.*", "layer2.*"),
+        exclude="*.projection",
+        epochs=7,
+        seed=5,
+        recipe=RECIPES["modern"].replace(lr=0.2),
+    )
+    again = RunSpec.from_dict(json.loads(json.dumps(spec.as_dict())))
+    assert again == spec
+    assert again.exclude == ("*.projection",)
+
+
+def test_unknown_field_is_named():
+    with pytest.raises(UserError, match="a run has no field 'colour'; its fields are coupling, data, "):
+        RunSpec.from_dict({"colour": "red"})
+
+
+def test_replace_keeps_what_still_makes_sense():
+    spec = RunSpec(epochs=5)
+    assert spec.replace(seed=3).epochs == 5
+    assert spec.replace(structure="kernel").hamiltonian == "quadratic"
+    assert spec.replace(recipe=RECIPES["modern"]).epochs == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "digits-resnet20-gibbs-weight-square-0.9-s0"),
+        ({"method": "dense", "seed": 4}, "digits-resnet20-dense-s4"),
+        ({"data": "cifar10"}, "cifar10-resnet20-gibbs-weight-square-0.9-s0"),
+        ({"data": "/some/where/birds.npz", "method": "dense"}, "birds-resnet20-dense-s0"),
+        ({"model": "my.nets:tiny", "method": "dense"}, "digits-my.nets_tiny-dense-s0"),
+        (
+            {"structure": "filter", "sparsity": 0.75, "coupling": 0.05, "sampler": "chromatic"},
+            "digits-resnet20-gibbs-filter-quadratic-0.75-c0.05-chromatic-s0",
+        ),
+        (
+            {"epochs": 5, "stretch": 2, "precision": "float32"},
+            "digits-resnet20-gibbs-weight-square-0.9-e5-x2-float32-s0",
+        ),
+        ({"recipe": RECIPES["modern"]}, "digits-resnet20-gibbs-weight-square-0.9-modern-s0"),
+    ],
+)
+def test_names(fields, name):
+    assert RunSpec(**fields).name() == name
+
+
+def test_names_tell_other_changes_apart():
+    recipe = RECIPES["digits"]
+    specs = [
+        RunSpec(),
+        RunSpec(recipe=recipe.replace(lr=0.002)),
+        RunSpec(recipe=recipe.replace(lr=0.004)),
+        RunSpec(include="layer1*"),
+        RunSpec(exclude="layer1*"),
+    ]
+    assert len({spec.name() for spec in specs}) == len(specs)
+    assert RunSpec(include="layer1*").name() == RunSpec(include=["layer1*"]).name()
