@@ -1,1 +1,35 @@
-"""A stub replaced by the core: see pruner.py."""
+"""gibbsprune: train a network and prune it at the same time, by sampling masks from an annealed Gibbs distribution."""
+
+from .errors import UserError
+from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
+from .holding import hold_zeros
+from .law import sample
+from .pruner import GibbsPruner
+from .schedules import ConstantSchedule, Join, LinearSchedule, LogSchedule, Schedule
+from .structures import Filter, Kernel, Structure, Weight
+from .threshold import converged_mask, threshold
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Binary",
+    "ConstantSchedule",
+    "Filter",
+    "GibbsPruner",
+    "Hamiltonian",
+    "Join",
+    "Kernel",
+    "Linear",
+    "LinearSchedule",
+    "LogSchedule",
+    "Quadratic",
+    "Schedule",
+    "Structure",
+    "UserError",
+    "Weight",
+    "converged_mask",
+    "energy",
+    "hold_zeros",
+    "sample",
+    "threshold",
+]

@@ -1,0 +1,236 @@
+"""The Gibbs law p(x) ∝ exp(−βH(x)) of many layers at once.
+
+Layers whose neighbourhoods have the same size are stacked into one matrix of rows, of one run or of many, so
+that a model's masks are drawn with a handful of tensor operations whatever its number of layers:
+
+    weights ─► rows ─► squares, means ─► thresholds Q ─► field b ─► sampler(βb, βc) ─► masks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .errors import UserError
+from .hamiltonians import Binary, Hamiltonian, as_hamiltonian, log_p_converged
+from .samplers import Source, chromatic, draw_rows, resolve, two_point
+from .schedules import check_beta
+from .structures import Structure, as_structure
+from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, position
+
+LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
+
+
+@dataclass(frozen=True)
+class Site:
+    """One weight tensor to be masked: how it is cut, by which law, and whose β and random stream it follows."""
+
+    shape: tuple[int, ...]
+    structure: Structure
+    hamiltonian: Hamiltonian
+    sparsity: float
+    sampler: str = "auto"
+    run: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.structure.count(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self.structure.size(self.shape)
+
+    def checked(self) -> Site:
+        """The same site with its sampler resolved, or a sentence saying what is wrong."""
+        self.hamiltonian.check(self.structure)
+        check_sparsity(self.sparsity)
+        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
+
+
+def off_edge(sparsity: float, count: int) -> float:
+    """The same number of kept neighbourhoods, from a sparsity that puts none of them exactly on Q.
+
+    K is the same for all p with the same ⌊p(M − 1)⌋. Where p(M − 1) is whole, as for 16 filters at 0.8, one
+    neighbourhood would lie on Q itself, feel no field and never freeze; the middle of the interval avoids that.
+    """
+    low, fraction = position(sparsity, count)
+    return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
+
+
+class Law:
+    """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = [site.checked() for site in sites]
+        self.runs = 1 + max((site.run for site in self.sites), default=0)
+        groups: dict[tuple, list[int]] = {}
+        for index, site in enumerate(self.sites):
+            alone = index if math.prod(site.shape) > LARGE else -1
+            split = site.structure.split(site.shape)
+            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
+            groups.setdefault(key, []).append(index)
+        self.groups = [_Group(self.sites, sorted(g, key=lambda i: self.sites[i].run)) for g in groups.values()]
+
+    def draw(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int = chromatic.SWEEPS,
+    ) -> list[Tensor]:
+        """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
+        masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            group.scatter(group.draw(weights, betas, generators, sweeps), masks)
+        return masks
+
+    def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """x_cvg of every site."""
+        masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            means = group.means(group.rows(weights))
+            group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
+        return masks
+
+
+class _Group:
+    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
+
+    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
+        self.members = members
+        self.sites = [sites[i] for i in members]
+        first = self.sites[0]
+        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
+        self.split = first.structure.split(first.shape)
+        self.counts = [site.count for site in self.sites]
+        self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
+        self.runs = sorted({site.run for site in self.sites})
+        self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
+
+    def site_run(self, device: torch.device) -> Tensor:
+        """The run of each site."""
+        return self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
+
+    def site_weights(self, device: torch.device) -> Tensor:
+        """The number of weights of each site, N."""
+        make = lambda: torch.tensor(self.counts, dtype=torch.float64) * self.size  # noqa: E731
+        return self.segments.constant("weights", device, make)
+
+    def rows(self, weights: Sequence[Tensor]) -> Tensor:
+        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
+        stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+
+    def means(self, rows: Tensor) -> Tensor:
+        squares = rows.square()
+        return squares.flatten() if self.size == 1 else squares.mean(1)
+
+    def draw(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int,
+        draws: int = 1,
+    ) -> Tensor:
+        """A mask (draws · rows, n); more than one draw only for a single site."""
+        rows = self.rows(weights)
+        means = self.means(rows)
+        counts = [count * draws for count in self.run_rows]
+        source = Source([generators[r] for r in self.runs], counts, self.size, rows.device)
+        if isinstance(self.hamiltonian, Binary):
+            return self._draw_binary(means, betas, source, draws)
+        threshold = self.segments.thresholds(means)[:, None]
+        beta = betas[self.site_run(rows.device)][:, None].to(rows.dtype)
+        if len(self.sites) > 1:
+            site = self.segments.segment(rows.device)
+            threshold, beta = threshold[site], beta[:1] if len(self.runs) == 1 else beta[site]
+        step = len(rows) if rows.numel() <= CHUNK else max(1, CHUNK // 4 // self.size)
+        if step >= len(rows):
+            return self._draw_rows(rows, means, threshold, beta, source, sweeps, draws)
+        parts = zip(rows.split(step), means.split(step))  # one huge layer: bounded memory
+        masks = (self._draw_rows(r, m, threshold, beta, source.narrow(len(r)), sweeps) for r, m in parts)
+        mask = torch.empty(rows.shape, dtype=torch.bool, device=rows.device)
+        for target, part in zip(mask.split(step), masks):
+            target.copy_(part)
+        return mask
+
+    def _draw_rows(
+        self,
+        rows: Tensor,
+        means: Tensor,
+        threshold: Tensor,
+        beta: Tensor,
+        source: Source,
+        sweeps: int,
+        draws: int = 1,
+    ) -> Tensor:
+        field = self.hamiltonian.field(rows.square(), means[:, None], threshold) * beta
+        field = field.repeat(draws, 1) if draws > 1 else field
+        coupling = (beta * self.hamiltonian.coupling).expand(len(field), 1)
+        return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
+
+    def _draw_binary(self, means: Tensor, betas: Tensor, source: Source, draws: int) -> Tensor:
+        assert isinstance(self.hamiltonian, Binary)
+        site, first = self.segments.segment(means.device), self.segments.first(means.device)
+        weights = self.site_weights(means.device)
+        beta = self.hamiltonian.absolute(betas[self.site_run(means.device)].double(), weights)
+        log_p = log_p_converged(beta.clamp_min(0), weights)
+        converged = self.segments.converged(means)[:, None]
+        if draws > 1:
+            again = torch.arange(draws, device=means.device)
+            site, first = again.repeat_interleave(len(means)), again * len(means)
+            log_p, converged = log_p.expand(draws), converged.repeat(draws, 1)
+        return two_point.draw(converged, log_p, site, first, source)
+
+    def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
+        """The rows of a mask, back in the shapes of the sites' weights."""
+        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
+            masks[index] = site.structure.unrows(part, site.shape)
+
+
+def sample(
+    weight: Tensor,
+    hamiltonian: str | Hamiltonian | None = None,
+    structure: str | Structure = "weight",
+    sparsity: float = 0.9,
+    beta: float = 1.0,
+    sampler: str = "auto",
+    sweeps: int = chromatic.SWEEPS,
+    draws: int = 1,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Masks of one layer from its Gibbs law at inverse temperature β, shape (draws, *weight.shape), True keeps.
+
+    β = ∞ gives the law's limit, the converged mask.
+
+    >>> import torch, gibbsprune as gp
+    >>> w = torch.linspace(-1, 1, 100)
+    >>> mask = gp.sample(w, sparsity=0.8, beta=1e6, generator=torch.Generator().manual_seed(0))
+    >>> bool((mask[0] == gp.converged_mask(w, 0.8)).all())
+    True
+    """
+    weight = check_weight(weight)
+    kind = as_structure(structure)
+    chosen = as_hamiltonian(hamiltonian, kind)
+    for name, value in (("draws", draws), ("sweeps", sweeps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} is {value!r}: allowed are whole numbers from 1")
+    offset = isinstance(chosen, Binary) and chosen.relative == "offset"
+    if not (offset and math.isfinite(beta)):
+        beta = check_beta(beta)
+    site = Site(tuple(weight.shape), kind, chosen, check_sparsity(sparsity), sampler)
+    out = torch.empty(draws, *weight.shape, dtype=torch.bool, device=weight.device)
+    if math.isinf(beta):
+        site.checked()
+        return out.copy_(converged_mask(weight, sparsity, kind))
+    betas = torch.tensor([beta], dtype=torch.float64, device=weight.device)
+    (group,) = Law([site]).groups
+    for part in out.split(max(1, LARGE // weight.numel())):
+        rows = group.draw([weight], betas, [generator], sweeps, len(part))
+        part.copy_(kind.unrows(rows.view(len(part), -1, group.size), weight.shape))
+    return out

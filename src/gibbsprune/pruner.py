@@ -1,0 +1,279 @@
+"""The pruner: Gibbs masks on the layers of any model, drawn while its owner trains it as usual."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+from .hamiltonians import Hamiltonian, as_hamiltonian
+from .holding import hold
+from .law import Law, Site, off_edge
+from .masking import GibbsMasked, attach, burn, stored_weight
+from .samplers import chromatic
+from .schedules import Schedule
+from .selection import Rules, select
+from .structures import Structure, as_structure
+from .summary import LayerSummary, Summary
+from .threshold import check_sparsity, kept_count, mean_squares, quantile
+
+Sparsity = float | Mapping[str, float] | Callable[[str], float]
+
+
+class GibbsPruner:
+    """Trains and prunes a model at the same time.
+
+    ::
+
+        pruner = gp.GibbsPruner(model, sparsity=0.9, epochs=epochs)
+        for epoch in range(epochs):
+            pruner.set_epoch(epoch)
+            for x, y in loader:
+                loss = criterion(model(x), y)
+                loss.backward(); optimizer.step(); optimizer.zero_grad()
+                pruner.step()
+        model = pruner.finalize()
+
+    Args:
+        model: any module; its convolutions and Linears are masked in place.
+        sparsity: the fraction to remove, or a mapping or function from layer name.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        hamiltonian: None for the structure's best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
+        schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
+        include, exclude: name patterns, module types or predicates (see :func:`gibbsprune.selection.select`).
+        sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
+        seed: of the one random stream that all masks come from.
+        epochs: how long the training lasts, for the default schedule (200 as in the paper).
+        sweeps: of the chromatic sampler.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sparsity: Sparsity = 0.9,
+        structure: str | Structure = "weight",
+        hamiltonian: str | Hamiltonian | None = None,
+        schedule: Schedule | Callable[[int], float] | None = None,
+        include: Rules = None,
+        exclude: Rules = None,
+        sampler: str = "auto",
+        seed: int = 0,
+        *,
+        epochs: int = 200,
+        sweeps: int = chromatic.SWEEPS,
+    ) -> None:
+        self.model, self.seed, self.sweeps = model, int(seed), sweeps
+        kind = as_structure(structure)
+        self.hamiltonian = as_hamiltonian(hamiltonian, kind)
+        self._layers, self._skipped = select(model, kind, include, exclude)
+        self._targets = _targets(sparsity, list(self._layers))
+        self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        sizes = [math.prod(site.shape) for site in self._sites.values()]
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise UserError(f"epochs is {epochs!r}: allowed are whole numbers from 1")
+        self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
+        self.epoch, self.steps, self.finalized = 0, 0, False
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._laws: dict[tuple[str, ...], Law] = {}
+        self.masks: dict[str, GibbsMasked] = {}
+        for name, module in self._layers.items():
+            site = self._sites[name]
+            self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity)  # type: ignore[arg-type]
+        for name, module in self._layers.items():
+            attach(module, self.masks[name])
+        self.set_epoch(0)
+        self._draw()
+
+    def _site(self, name: str, kind: Structure, sampler: str) -> Site:
+        module, target = self._layers[name], self._targets[name]
+        structure = as_structure(kind, module)
+        shape = tuple(module.weight.shape)  # type: ignore[arg-type]
+        count = structure.count(shape)
+        if target and kept_count(target, count) == 0:
+            raise UserError(
+                f"layer {name!r} has a single {structure.name}: sparsity {target} would remove all of it, exclude it"
+            )
+        return Site(shape, structure, self.hamiltonian, off_edge(target, count), sampler).checked()
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets β to the schedule's value for ``epoch``, counted from 0."""
+        beta = float(self.schedule(epoch))
+        if math.isnan(beta):
+            raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
+        if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
+            raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
+        self.epoch, self.beta = epoch, beta
+
+    def step(self) -> None:
+        """Draws the next masks: call it after every optimiser step."""
+        self._check_open("step")
+        self._draw()
+        self.steps += 1
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        for names in self._by_device():
+            masks = self._sample(names)
+            torch._foreach_copy_([self.masks[name].mask for name in names], masks)
+
+    def _sample(self, names: tuple[str, ...]) -> list[Tensor]:
+        law, weights = self._law(names), [stored_weight(self._layers[name]) for name in names]
+        if math.isinf(self.beta):
+            return law.converged(weights)
+        device = weights[0].device
+        betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
+        return law.draw(weights, betas, [self._generator(device)], self.sweeps)
+
+    def _by_device(self) -> list[tuple[str, ...]]:
+        """Layers that are really pruned, together where their weights are on the same device."""
+        groups: dict[torch.device, list[str]] = {}
+        for name, module in self._layers.items():
+            if self._targets[name]:
+                groups.setdefault(stored_weight(module).device, []).append(name)
+        return [tuple(names) for names in groups.values()]
+
+    def _law(self, names: tuple[str, ...]) -> Law:
+        if names not in self._laws:
+            self._laws[names] = Law([self._sites[name] for name in names])
+        return self._laws[names]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            seed = np.random.SeedSequence([self.seed & (2**63 - 1), self.steps]).generate_state(1, np.uint64)
+            self._generators[device] = torch.Generator(device).manual_seed(int(seed[0]) >> 1)
+        return self._generators[device]
+
+    @torch.no_grad()
+    def agreement(self) -> float:
+        """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
+        self._check_open("agreement")
+        same = total = 0
+        for names in self._by_device():
+            converged = self._law(names).converged([stored_weight(self._layers[name]) for name in names])
+            same += sum(int((self.masks[n].mask == c).sum()) for n, c in zip(names, converged))
+            total += sum(c.numel() for c in converged)
+        return same / total if total else 1.0
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def finalize(self, draw: str = "sample") -> nn.Module:
+        """Burns the final masks into the weights, removes the parametrisations and returns the model.
+
+        ``draw="sample"`` takes one more draw from the law, as in the paper; ``"converged"`` takes x_cvg. The pruned
+        weights stay zero if the model is trained on.
+        """
+        self._check_open("finalize")
+        if draw not in ("sample", "converged"):
+            raise UserError(f"draw is {draw!r}: allowed are 'sample' and 'converged'")
+        for name, module in self._layers.items():
+            if not bool(torch.isfinite(stored_weight(module)).all()):
+                raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
+        final: dict[str, Tensor] = {}
+        for names in self._by_device():
+            weights = [stored_weight(self._layers[name]) for name in names]
+            converged = self._law(names).converged(weights)
+            masks = converged if draw == "converged" else self._sample(names)
+            for name, weight, mask, limit in zip(names, weights, masks, converged):
+                final[name] = torch.where(self._on_threshold(name, weight), limit, mask)
+                self.masks[name].mask.copy_(final[name])
+        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+            warnings.warn(
+                f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
+                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta or use "
+                f"finalize(draw='converged')",
+                stacklevel=2,
+            )
+        for name, module in self._layers.items():
+            mask = final.get(name, torch.ones_like(self.masks[name].mask))
+            burn(module, mask)
+            if name in final:
+                hold(module.weight, mask)  # type: ignore[arg-type]
+        self.finalized = True
+        return self.model
+
+    def _on_threshold(self, name: str, weight: Tensor) -> Tensor:
+        """Neighbourhoods exactly on Q, by a tie of floating-point numbers: no field decides for them."""
+        site = self._sites[name]
+        means = mean_squares(weight, site.structure)
+        ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
+        return site.structure.unrows(ties, site.shape)
+
+    def _check_open(self, what: str) -> None:
+        if self.finalized:
+            raise UserError(f"{what}() after finalize(): the masks are burnt in and the pruner is done")
+
+    # -- looking and saving ------------------------------------------------------------------------------------------
+
+    def summary(self) -> Summary:
+        """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
+        layers = []
+        for name, module in self._layers.items():
+            site, target = self._sites[name], self._targets[name]
+            kept = kept_count(target, site.count)
+            zeros = float((module.weight == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[union-attr]
+            kind = type(module).__name__.removeprefix("Parametrized")
+            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
+        return Summary(self._sites[layers[0].name].structure.name, layers, dict(self._skipped))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""
+        self._check_open("state_dict")
+        return {
+            "version": 1,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "generators": {str(device): g.get_state() for device, g in self._generators.items()},
+            "masks": {name: _pack(masked.mask) for name, masked in self.masks.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
+        self._check_open("load_state_dict")
+        if set(state["masks"]) != set(self.masks):
+            missing = ", ".join(sorted(set(state["masks"]) ^ set(self.masks)))
+            raise UserError(f"the saved pruner has other layers than this one: {missing}")
+        for name, masked in self.masks.items():
+            if state["masks"][name].numel() != (masked.mask.numel() + 7) // 8:
+                raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
+        for name, masked in self.masks.items():
+            masked.mask.copy_(_unpack(state["masks"][name], masked.mask.shape))
+        self.seed, self.steps = int(state["seed"]), int(state["steps"])
+        self._generators = {}
+        for names in self._by_device():
+            device = stored_weight(self._layers[names[0]]).device
+            if (saved := state["generators"].get(str(device))) is not None:
+                self._generator(device).set_state(saved.cpu())
+        self.set_epoch(int(state["epoch"]))
+
+
+def _targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
+    if callable(sparsity):
+        return {name: check_sparsity(sparsity(name)) for name in names}
+    if isinstance(sparsity, Mapping):
+        if unknown := [name for name in sparsity if name not in names]:
+            raise UserError(f"sparsity names layer {unknown[0]!r}, which is not pruned: there are {', '.join(names)}")
+        if missing := [name for name in names if name not in sparsity]:
+            raise UserError(
+                f"sparsity says nothing of layer {missing[0]!r}: give it a value (0 keeps all) or exclude it"
+            )
+        return {name: check_sparsity(sparsity[name]) for name in names}
+    return dict.fromkeys(names, check_sparsity(sparsity))
+
+
+def _pack(mask: Tensor) -> Tensor:
+    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
+
+
+def _unpack(bits: Tensor, shape: torch.Size) -> Tensor:
+    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(flat).bool().reshape(shape)

@@ -1,0 +1,79 @@
+"""Samplers: one law per file, all drawing from a field h = βb and a coupling J = βc of rows.
+
+=============  =================================================================================================
+independent    linear Hamiltonians: every spin on its own
+two_point      the binary Hamiltonian: x_cvg or uniform
+enumeration    all 2^n states of a neighbourhood, n ≤ 16
+chromatic      the paper's Markov chain for filters: 50 sweeps over two halves
+exact          the quadratic law at any size, through its auxiliary field
+auto           the fastest exact one
+=============  =================================================================================================
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..hamiltonians import Binary, Hamiltonian
+from . import chromatic, enumeration, exact, independent, two_point
+from .source import Source
+
+__all__ = [
+    "SAMPLERS",
+    "Source",
+    "chromatic",
+    "draw_rows",
+    "enumeration",
+    "exact",
+    "independent",
+    "resolve",
+    "two_point",
+]
+
+SAMPLERS = ("auto", "independent", "two_point", "enumeration", "chromatic", "exact")
+
+
+def resolve(sampler: str, hamiltonian: Hamiltonian, size: int) -> str:
+    """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible."""
+    if sampler not in SAMPLERS:
+        raise UserError(f"unknown sampler {sampler!r}: allowed are {', '.join(map(repr, SAMPLERS))}")
+    if isinstance(hamiltonian, Binary):
+        possible = ["two_point"]
+    elif hamiltonian.coupling:
+        possible = ["exact", "chromatic", "enumeration"]
+    else:
+        possible = ["independent", "enumeration"]
+    if sampler == "auto":
+        return possible[0]
+    if sampler not in possible:
+        names = ", ".join(map(repr, ["auto", *possible]))
+        raise UserError(f"sampler {sampler!r} cannot draw from {hamiltonian!r}: possible are {names}")
+    if sampler == "enumeration" and size > enumeration.LIMIT:
+        raise UserError(
+            f"sampler 'enumeration' cannot draw neighbourhoods of {size} elements: at most {enumeration.LIMIT}, "
+            f"and beyond that {', '.join(repr(p) for p in possible if p != 'enumeration')}"
+        )
+    return sampler
+
+
+def draw_rows(
+    sampler: str,
+    field: Tensor,
+    coupling: Tensor,
+    source: Source,
+    split: int = 1,
+    sweeps: int = chromatic.SWEEPS,
+) -> Tensor:
+    """A mask (rows, n) from a field h (rows, n) and a coupling J (rows, 1), by a resolved sampler."""
+    if sampler == "independent" or field.shape[1] == 1:
+        return independent.draw(field, source)
+    if sampler == "enumeration":
+        return enumeration.draw(field, coupling, source)
+    on_gpu = field.device.type == "cuda" and field.dtype == torch.float32
+    if sampler == "exact":
+        return exact.draw(field, coupling, source)
+    assert sampler == "chromatic", sampler
+    del on_gpu
+    return chromatic.draw(field, coupling, source, split, sweeps)

@@ -1,0 +1,124 @@
+"""Schedules: pure functions from the epoch to β, held after their last epoch (Section III-A and III-E).
+
+``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """β as a function of the epoch, counted from 0: ``schedule(epoch)``."""
+
+    def __call__(self, epoch: int) -> float:
+        if epoch < 0 or math.isnan(epoch):
+            raise UserError(f"epoch is {epoch!r}: allowed are numbers from 0")
+        return self._value(epoch)
+
+    @abstractmethod
+    def _value(self, epoch: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Ramp(Schedule):
+    start: float
+    end: float
+    epochs: int
+    stretch: int = 1
+
+    def __post_init__(self) -> None:
+        _check_beta("start", self.start)
+        _check_beta("end", self.end)
+        _check_whole("epochs", self.epochs)
+        _check_whole("stretch", self.stretch)
+
+    def _progress(self, epoch: int) -> float:
+        """0 at the first epoch, 1 from epoch ``epochs · stretch`` on."""
+        return min(1.0, (epoch // self.stretch) / self.epochs)
+
+
+@dataclass(frozen=True)
+class LogSchedule(_Ramp):
+    """β(n) = start · (end / start)^(n / epochs): equal factors per epoch.
+
+    >>> [round(LogSchedule(1, 100, epochs=2)(n), 6) for n in range(4)]
+    [1.0, 10.0, 100.0, 100.0]
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.start <= 0 or self.end <= 0:
+            raise UserError(f"a logarithmic schedule runs between positive values, not {self.start!r} and {self.end!r}")
+
+    def _value(self, epoch: int) -> float:
+        progress = self._progress(epoch)
+        if progress == 1.0:
+            return float(self.end)
+        return float(self.start * (self.end / self.start) ** progress)
+
+
+@dataclass(frozen=True)
+class LinearSchedule(_Ramp):
+    """β(n) = start + (end − start) · n / epochs.
+
+    >>> [LinearSchedule(0, 4, epochs=2, stretch=2)(n) for n in range(6)]
+    [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]
+    """
+
+    def _value(self, epoch: int) -> float:
+        return float(self.start + (self.end - self.start) * self._progress(epoch))
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(Schedule):
+    """β(n) = value."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_beta("value", self.value)
+
+    def _value(self, epoch: int) -> float:
+        return float(self.value)
+
+
+@dataclass(frozen=True)
+class Join(Schedule):
+    """One schedule after another: ``Join((a, b), boundaries=(10,))`` is a before epoch 10 and b(n − 10) from it."""
+
+    parts: tuple[Schedule, ...]
+    boundaries: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != len(self.parts) - 1 or list(self.boundaries) != sorted(self.boundaries):
+            raise UserError(
+                f"boundaries are {self.boundaries!r}: allowed is a rising tuple of {len(self.parts) - 1} epochs"
+            )
+
+    def _value(self, epoch: int) -> float:
+        index = sum(epoch >= b for b in self.boundaries)
+        return self.parts[index](epoch - (0, *self.boundaries)[index])
+
+
+def _check_beta(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise UserError(f"{name} is {value!r}: allowed are numbers")
+
+
+def _check_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} is {value!r}: allowed are whole numbers from 1")
+
+
+def check_beta(beta: float) -> float:
+    """β is a number from 0 to infinity."""
+    value = float(beta)
+    if not value >= 0:
+        raise UserError(f"beta is {beta!r}: allowed are numbers from 0 up, infinity included")
+    return value

@@ -1,0 +1,202 @@
+"""The threshold Q(p, w) and the converged mask x_cvg (Section III-B).
+
+Q is the p-quantile of the mean squared weights of a layer's neighbourhoods, with linear interpolation
+(numpy's default). The converged mask keeps the neighbourhoods strictly above Q, which without ties are
+K = M − 1 − ⌊p(M − 1)⌋ of M; with ties it still keeps exactly K, lowest index first, and p = 0 keeps all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import UserError
+from .structures import Structure, as_structure
+
+CHUNK = 1 << 24  # elements worked on at once, so that huge layers need bounded extra memory
+
+
+def check_sparsity(sparsity: float) -> float:
+    """Sparsity is the fraction removed, in [0, 1)."""
+    try:
+        value = float(sparsity)
+    except (TypeError, ValueError):
+        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1") from None
+    if not 0.0 <= value < 1.0:
+        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1")
+    return value
+
+
+def position(sparsity: float, count: int) -> tuple[int, float]:
+    """Where Q lies among ``count`` sorted values: p(M − 1) as a whole number and a fraction of a gap.
+
+    The decimal p that the user wrote is taken exactly, so that 0.29·100 is 29 and not 28.999….
+    """
+    where = Fraction(repr(check_sparsity(sparsity))) * (count - 1)
+    low = math.floor(where)
+    return low, float(where - low)
+
+
+def kept_count(sparsity: float, count: int) -> int:
+    """How many of ``count`` neighbourhoods the converged mask keeps, K."""
+    return count if sparsity == 0 else count - 1 - position(sparsity, count)[0]
+
+
+def mean_squares(weight: Tensor, structure: Structure) -> Tensor:
+    """w̄_k², the mean squared weight of every neighbourhood, in float32 or better."""
+    rows = structure.rows(weight.detach())
+    precision = torch.promote_types(rows.dtype, torch.float32)
+    if rows.shape[1] == 1:
+        return rows.flatten().to(precision).square()
+    return rows.to(precision).square().mean(1)
+
+
+def order_statistic(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The ``rank``-th smallest value (from 0) and the one after it, of any number of values."""
+    rank, after = min(rank, values.numel() - 1), min(rank + 1, values.numel() - 1)
+    if values.device.type == "cpu":
+        part = np.partition(values.numpy(), rank)  # one pivot is several times as fast as two
+        next_one = part[after:].min() if after > rank else part[rank]
+        return torch.as_tensor(part[rank]), torch.as_tensor(next_one)
+    order = values.sort().values
+    return order[rank], order[after]
+
+
+def quantile(values: Tensor, sparsity: float) -> Tensor:
+    """The p-quantile with linear interpolation, exact for any size (torch.quantile stops at 2^24)."""
+    low, fraction = position(sparsity, values.numel())
+    below, above = order_statistic(values, low)
+    return below if fraction == 0 else torch.lerp(below, above, fraction)
+
+
+def keep_largest(values: Tensor, keep: int) -> Tensor:
+    """A mask of exactly the ``keep`` largest values; among equals the lowest index first."""
+    if keep >= values.numel():
+        return torch.ones_like(values, dtype=torch.bool)
+    cut = order_statistic(values, values.numel() - keep)[0]
+    mask = values > cut
+    missing = keep - int(mask.sum())
+    if missing:
+        mask[(values == cut).nonzero().flatten()[:missing]] = True
+    return mask
+
+
+def threshold(weight: Tensor, sparsity: float, structure: str | Structure = "weight") -> Tensor:
+    """Q(p, w̄): the p-quantile of the neighbourhoods' mean squared weights.
+
+    >>> import torch, gibbsprune as gp
+    >>> float(gp.threshold(torch.tensor([1.0, -2.0, 3.0]), 0.5))
+    4.0
+    """
+    check_sparsity(sparsity)
+    return quantile(mean_squares(check_weight(weight), as_structure(structure)), sparsity)
+
+
+def converged_mask(weight: Tensor, sparsity: float, structure: str | Structure = "weight") -> Tensor:
+    """x_cvg: keeps the neighbourhoods with the largest mean squared weight; True keeps.
+
+    >>> import torch, gibbsprune as gp
+    >>> gp.converged_mask(torch.tensor([1.0, -2.0, 3.0, 0.5]), 0.5)
+    tensor([False,  True,  True, False])
+    """
+    check_sparsity(sparsity)
+    kind = as_structure(structure)
+    means = mean_squares(check_weight(weight), kind)
+    mask = keep_largest(means, kept_count(sparsity, means.numel()))
+    size = kind.size(weight.shape)
+    return kind.unrows(mask[:, None].expand(-1, size), weight.shape)
+
+
+def check_weight(weight: Tensor) -> Tensor:
+    """A weight is a non-empty floating-point tensor."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = getattr(weight, "dtype", type(weight).__name__)
+        raise UserError(f"weight is {kind}: allowed are floating-point tensors")
+    if weight.numel() == 0:
+        raise UserError(f"weight has shape {tuple(weight.shape)}, which holds no element")
+    return weight.detach()
+
+
+class Segments:
+    """Consecutive stretches of a vector, one per layer: their thresholds and converged masks at once."""
+
+    def __init__(self, lengths: Sequence[int], sparsities: Sequence[float]) -> None:
+        self.lengths = list(lengths)
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
+        self.keep = [kept_count(p, m) for p, m in zip(sparsities, lengths)]
+        self.low, self.fraction = map(list, zip(*map(position, sparsities, lengths)))
+        self._constants: dict[tuple[str, torch.device], Tensor] = {}
+
+    def constant(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """An index tensor made once per device and kept, as a captured CUDA graph needs it."""
+        if (name, device) not in self._constants:
+            self._constants[name, device] = make().to(device)
+        return self._constants[name, device]
+
+    def segment(self, device: torch.device) -> Tensor:
+        """The segment of each element."""
+        lengths = torch.tensor(self.lengths)
+        return self.constant("segment", device, lambda: torch.arange(len(lengths)).repeat_interleave(lengths))
+
+    def first(self, device: torch.device) -> Tensor:
+        """The first element of each segment."""
+        return self.constant("first", device, lambda: torch.tensor(self.starts[:-1]))
+
+    def _fractions(self, device: torch.device) -> Tensor:
+        return self.constant("fraction", device, lambda: torch.tensor(self.fraction, dtype=torch.float64))
+
+    def _ranks(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Positions in the segmented order of the values just below and just above Q."""
+        below = self.constant("below", device, lambda: torch.tensor(self.starts[:-1]) + torch.tensor(self.low))
+        last = self.constant("last", device, lambda: torch.tensor(self.starts[1:]) - 1)
+        return below, self.constant("above", device, lambda: torch.minimum(below + 1, last))
+
+    def _kept(self, device: torch.device) -> Tensor:
+        """Which positions of the segmented order are kept: the last K of each segment."""
+
+        def make() -> Tensor:
+            parts = [torch.arange(m) >= m - k for m, k in zip(self.lengths, self.keep)]
+            return torch.cat(parts)
+
+        return self.constant("kept", device, make)
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        return [values[a:b] for a, b in zip(self.starts, self.starts[1:])]
+
+    def thresholds(self, values: Tensor) -> Tensor:
+        """Q of every segment."""
+        return self._selected(values) if values.device.type == "cpu" else self._sorted(values)
+
+    def _selected(self, values: Tensor) -> Tensor:
+        pairs = [order_statistic(v, low) for v, low in zip(self.split(values), self.low)]
+        below, above = torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs])
+        return torch.lerp(below, above, self._fractions(values.device).to(values.dtype))
+
+    def _sorted(self, values: Tensor) -> Tensor:
+        below, above = self._ranks(values.device)
+        bits = _segment_order(values, self.segment(values.device)).values & 0xFFFFFFFF
+        order = bits.to(torch.int32).view(torch.float32)
+        return torch.lerp(order[below], order[above], self._fractions(values.device).float())
+
+    def converged(self, values: Tensor) -> Tensor:
+        """x_cvg of every segment, as one mask over all values, exact counts included."""
+        if values.device.type == "cpu":
+            return torch.cat([keep_largest(v, k) for v, k in zip(self.split(values), self.keep)])
+        return self._converged_sorted(values)
+
+    def _converged_sorted(self, values: Tensor) -> Tensor:
+        # The last of a segment in ascending order are kept. Flipped, the lowest index comes last among equals.
+        kept = self._kept(values.device)
+        order = _segment_order(values.flip(0), self.segment(values.device).flip(0))
+        return torch.empty_like(kept).scatter_(0, values.numel() - 1 - order.indices, kept)
+
+
+def _segment_order(values: Tensor, segment: Tensor) -> torch.return_types.sort:
+    """One stable sort for all segments: 64-bit keys, the segment above and the bits of a float ≥ 0 below."""
+    keys = (segment << 32) | values.float().contiguous().view(torch.int32).to(torch.int64)
+    return keys.sort(stable=True)
