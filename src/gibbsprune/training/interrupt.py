@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,8 +26,10 @@ class Interrupt:
     ...     interrupt.end_epoch()       # ... or this is reached
     """
 
-    def __init__(self, patience: float = 10.0) -> None:
+    def __init__(self, patience: float = 10.0, tell: Callable[[str], object] | None = None) -> None:
         self.patience = patience
+        self.tell = tell
+        self._told = False
         self.requested = False
         self._in_epoch = False
         self._started = 0.0
@@ -59,6 +62,9 @@ class Interrupt:
             pace = (time.monotonic() - self._started) / max(1, done)
             if pace * (total - done) > self.patience:
                 raise Interrupted("stopped within an epoch")
+            if self.tell is not None and not self._told:
+                self.tell("stopping after this epoch; Ctrl-C again stops at once")
+                self._told = True
 
     def end_epoch(self) -> None:
         """Called when an epoch is safely saved."""

@@ -34,7 +34,10 @@ class EventLog:
                     writer.add_scalar(key, record[key], epoch)
             writer.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for writer in self.writers:
             writer.close()
 

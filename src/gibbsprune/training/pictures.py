@@ -136,7 +136,7 @@ def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
 
     columns = min(3, len(snapshots))
     rows = math.ceil(len(snapshots) / columns)
-    figure, axes = _figure(3 * columns, 3.35 * rows + 0.5, rows, columns)
+    figure, axes = _figure(3 * columns, 3.2 * rows + 0.4, rows, columns)
     for ax in axes.flat[len(snapshots) :]:
         ax.set_visible(False)
     for ax, shot in zip(axes.flat, snapshots):

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gibbsprune.training import checkpoint
 from gibbsprune.training.environment import describe_environment, fingerprint, require, resolve_device
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.folder import RunFolder, fleet_name
-from gibbsprune.training.interrupt import Interrupt, Interrupted
+from gibbsprune.training.interrupt import Interrupt
 from gibbsprune.training.outputs import EventLog, write_outputs
 from gibbsprune.training.progress import PlainProgress, make_progress
 from gibbsprune.training.snapshots import save_snapshot, snapshot_epochs
@@ -68,7 +69,8 @@ def start(
     path = Path(out) if out is not None else Path("runs") / fleet_name(specs)
     if (path / "run.json").exists():
         RunFolder.create(path, specs, {})  # refuses, before anything is loaded
-    with Interrupt() as interrupt:
+    progress = progress or make_progress()
+    with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
         fleet = Fleet(specs, arrays, device=where)
         about = {
@@ -83,7 +85,7 @@ def start(
         }
         folder = RunFolder.create(path, specs, about)
         try:
-            return _drive(fleet, folder, options, interrupt, progress or make_progress(), elapsed=0.0)
+            return _drive(fleet, folder, options, interrupt, progress, elapsed=0.0)
         finally:
             folder.unlock()
 
@@ -105,7 +107,7 @@ def resume(
         options = Options(**folder.record["options"])
         _check_packages(options)
         where = resolve_device(device or folder.record["device"])
-        with Interrupt() as interrupt:
+        with Interrupt(tell=progress.note) as interrupt:
             arrays = data.load(folder.specs[0].data)
             _check_same(folder, arrays, describe_environment(where), progress)
             fleet = Fleet(folder.specs, arrays, device=where)
@@ -132,38 +134,63 @@ def _drive(
 ) -> Outcome:
     """Train what is left of the epochs, then write the final files."""
     began = time.monotonic() - elapsed
-    saved = time.monotonic()
+    runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
+    progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
+    try:
+        _train(fleet, folder, options, interrupt, progress, began)
+        progress.close()
+        results = fleet.finish()
+        write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
+    except KeyboardInterrupt:
+        progress.close()
+        progress.note(how_to_resume(folder))
+        raise
+    finally:
+        progress.close()
+    return Outcome(folder.path, results)
+
+
+def _train(
+    fleet: Fleet,
+    folder: RunFolder,
+    options: Options,
+    interrupt: Interrupt,
+    progress: PlainProgress,
+    began: float,
+) -> None:
+    """Train, test, record and save, epoch by epoch."""
     spec = folder.specs[0]
     keep_masks = snapshot_epochs((spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch, fleet.epochs)
-    runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
-    events = EventLog(folder, fleet.epoch) if options.tensorboard else None
+    saved = time.monotonic()
 
     def step(done: int, total: int) -> None:
         progress.step(done, total)
         interrupt.step(done, total)
 
-    progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
-    try:
+    with EventLog(folder, fleet.epoch) if options.tensorboard else nullcontext() as events:
         while fleet.epoch < fleet.epochs:
             interrupt.begin_epoch()
-            start = time.monotonic()
+            started = time.monotonic()
             trained = fleet.train_epoch(step)
             tested = fleet.evaluate()
-            done = fleet.epoch
+            now, done = time.monotonic(), fleet.epoch
             records = [
-                {"epoch": done, **train, "test_accuracy": test["accuracy"], "test_loss": test["loss"]}
+                {
+                    "epoch": done,
+                    **train,
+                    "test_accuracy": test["accuracy"],
+                    "test_loss": test["loss"],
+                    "seconds": round(now - started, 4),
+                }
                 for train, test in zip(trained, tested)
             ]
             _check_finite(folder, done, records)
-            for record in records:
-                record["seconds"] = round(time.monotonic() - start, 4)
             folder.append_metrics(records)
             if events is not None:
                 events.add(done, records)
             if done in keep_masks:
                 for k, run in enumerate(folder.runs):
                     save_snapshot(run / "snapshots", fleet.masks(k), done, records[k]["beta"])
-            now = time.monotonic()
             due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
             if due or done == fleet.epochs or interrupt.requested:
                 state = {"elapsed": now - began, "fleet": fleet.state_dict()}
@@ -171,17 +198,6 @@ def _drive(
                 saved = now
             progress.epoch(done, records)
             interrupt.end_epoch()
-    except Interrupted:
-        progress.close()
-        progress.note(how_to_resume(folder))
-        raise
-    finally:
-        progress.close()
-        if events is not None:
-            events.close()
-    results = fleet.finish()
-    write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
-    return Outcome(folder.path, results)
 
 
 def how_to_resume(folder: RunFolder) -> str:
