@@ -25,6 +25,4 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
         return load_cifar10(root)
     if name.endswith(".npz"):
         return load_npz(name)
-    raise UserError(
-        f"The data set '{name}' is unknown; allowed are digits, cifar10, or a path ending in .npz."
-    )
+    raise UserError(f"The data set '{name}' is unknown; allowed are digits, cifar10, or a path ending in .npz.")

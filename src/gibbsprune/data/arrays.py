@@ -107,15 +107,12 @@ class Arrays:
 def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> None:
     if x.ndim != 4 or x.dtype != torch.uint8:
         raise UserError(
-            f"{name}: x_{part} is {x.dtype} of shape {tuple(x.shape)}; images must be uint8 of shape "
-            f"(N, H, W, C)."
+            f"{name}: x_{part} is {x.dtype} of shape {tuple(x.shape)}; images must be uint8 of shape (N, H, W, C)."
         )
     if 0 in x.shape:
         raise UserError(f"{name}: x_{part} of shape {tuple(x.shape)} is empty; at least one image is needed.")
     if y.ndim != 1 or y.dtype != torch.int64:
-        raise UserError(
-            f"{name}: y_{part} is {y.dtype} of shape {tuple(y.shape)}; labels must be int64 of shape (N,)."
-        )
+        raise UserError(f"{name}: y_{part} is {y.dtype} of shape {tuple(y.shape)}; labels must be int64 of shape (N,).")
     if len(x) != len(y):
         raise UserError(f"{name}: x_{part} holds {len(x)} images but y_{part} {len(y)} labels.")
     low, high = int(y.min()), int(y.max())

@@ -125,9 +125,7 @@ def cifar10_from_pngs(
         arrays = from_folders(folders, expected.images, progress)
         expected.check(arrays)
     except FetchError as error:
-        raise UserError(
-            f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}."
-        ) from None
+        raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}.") from None
     path = data_root(root) / FILE
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +155,7 @@ def _read(path: Path) -> Arrays:
     if not path.exists():
         raise UserError(f"CIFAR-10 is not at {path}; {advice}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             contents = {key: file[key] for key in KEYS}
             sound = bytes(file["digest"]) == _digest(contents).tobytes()
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile):

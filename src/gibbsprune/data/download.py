@@ -23,6 +23,10 @@ class FetchError(UserError):
     """A source could not be reached, or did not deliver what was expected; another source may."""
 
 
+class DiskError(UserError):
+    """A file could not be written; another source would not help."""
+
+
 def fetch(
     url: str,
     target: Path,
@@ -39,7 +43,12 @@ def fetch(
     partial = target.with_name(target.name + ".partial")
     resumed = _size(partial) > 0
     for _ in range(attempts):
-        if _stream(url, partial, timeout, progress):
+        try:
+            complete = _stream(url, partial, timeout, progress)
+        except DiskError:
+            partial.unlink(missing_ok=True)
+            raise
+        if complete:
             break
     else:
         raise FetchError(
@@ -71,9 +80,7 @@ def _stream(url: str, partial: Path, timeout: float, progress: Progress | None) 
         reason = getattr(error, "reason", None) or error
         raise FetchError(f"{url} could not be reached ({reason})") from None
     with response:
-        if response.status == 206 and not response.headers.get("Content-Range", "").startswith(
-            f"bytes {have}-"
-        ):
+        if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             partial.unlink(missing_ok=True)
             return False
         if response.status != 206:
@@ -96,15 +103,13 @@ def _stream(url: str, partial: Path, timeout: float, progress: Progress | None) 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write of `path` into one sentence, and leave no half-written file behind."""
+    """Turn a failed write of `path` into one sentence."""
     try:
         yield
     except OSError as error:
-        if path.is_symlink() or path.is_file():
-            path.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"The disk is full: {path} could not be written.") from None
-        raise UserError(f"{path} could not be written ({error.strerror or error}).") from None
+            raise DiskError(f"The disk is full: {path} could not be written.") from None
+        raise DiskError(f"{path} could not be written ({error.strerror or error}).") from None
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:

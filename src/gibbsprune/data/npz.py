@@ -28,9 +28,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     for key, x in (("x_train", x_train), ("x_test", x_test)):
         _check_values(path, key, x)
     floats = [x for x in (x_train, x_test) if x.dtype.kind == "f"]
-    scale = (
-        255.0 if all(x.max() <= 1 for x in floats) else 1.0
-    )  # of the float arrays; integers stay as they are
+    scale = 255.0 if all(x.max() <= 1 for x in floats) else 1.0  # of the float arrays; integers stay as they are
     y_train, y_test = _labels(path, "y_train", arrays["y_train"]), _labels(path, "y_test", arrays["y_test"])
     used = np.unique(y_train)
     classes = len(used)
@@ -51,26 +49,27 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path} is a single array; an .npz file with {', '.join(KEYS)} is needed.")
-            missing = [key for key in KEYS if key not in file.files]
-            if missing:
-                found = ", ".join(file.files) or "nothing"
-                raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}.")
-            return {key: file[key] for key in KEYS}
+        with open(path, "rb") as opened:
+            if not zipfile.is_zipfile(opened):
+                wanted = f"an .npz file with {', '.join(KEYS)} is needed"
+                raise UserError(f"{path} is damaged or of another kind; {wanted}.")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                missing = [key for key in KEYS if key not in file.files]
+                if missing:
+                    found = ", ".join(file.files) or "nothing"
+                    raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}.")
+                return {key: file[key] for key in KEYS}
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{path} does not exist.") from None
     except OSError as error:
         raise UserError(f"{path} could not be read ({error.strerror or error}).") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         if "pickle" in str(error):
-            raise UserError(
-                f"{path} holds Python objects, which are never loaded; save numbers only."
-            ) from None
-        raise UserError(f"{path} is damaged or not an .npz file ({error}).") from None
+            raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only.") from None
+        raise UserError(f"{path} is damaged ({error}).") from None
 
 
 def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
@@ -90,9 +89,7 @@ def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
         if first:
             x = x.transpose(0, 2, 3, 1)
     else:
-        raise UserError(
-            f"{path}: {key} has shape {x.shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W)."
-        )
+        raise UserError(f"{path}: {key} has shape {x.shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W).")
     if 0 in x.shape:
         raise UserError(f"{path}: {key} of shape {x.shape} is empty; at least one image is needed.")
     return x
@@ -104,8 +101,7 @@ def _check_values(path: Path, key: str, x: np.ndarray) -> None:
     low, high = x.min(), x.max()
     if not (low >= 0 and high <= 255):  # written so that NaN is refused
         raise UserError(
-            f"{path}: {key} holds values from {low} to {high}; pixels must lie in 0..255, or be "
-            f"floats in [0, 1]."
+            f"{path}: {key} holds values from {low} to {high}; pixels must lie in 0..255, or be floats in [0, 1]."
         )
 
 
@@ -120,8 +116,7 @@ def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "ui":
         raise UserError(
-            f"{path}: {key} is {y.dtype} of shape {y.shape}; labels must be integers 0..classes-1 of "
-            f"shape (N,)."
+            f"{path}: {key} is {y.dtype} of shape {y.shape}; labels must be integers 0..classes-1 of shape (N,)."
         )
     if len(y) == 0:
         raise UserError(f"{path}: {key} is empty; at least one label is needed.")

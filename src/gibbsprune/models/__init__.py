@@ -33,9 +33,7 @@ def build(name: str, classes: int, channels: int, generator: torch.Generator | N
     if match:
         return resnet(int(match[1]), classes, channels, generator)
     if ":" not in name:
-        raise UserError(
-            f"The network '{name}' is unknown; allowed are {', '.join(NAMES)}, or package.module:function."
-        )
+        raise UserError(f"The network '{name}' is unknown; allowed are {', '.join(NAMES)}, or package.module:function.")
     function = _find(name)
     arguments = _accepted(name, function, {"classes": classes, "channels": channels, "generator": generator})
     if generator is None or "generator" in arguments:
@@ -58,14 +56,10 @@ def _find(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UserError(
-                f"{name}: there is no module {error.name}; looked in {os.getcwd()} too."
-            ) from None
+            raise UserError(f"{name}: there is no module {error.name}; looked in {os.getcwd()} too.") from None
         raise UserError(f"{name}: importing {module_name} failed ({error}).") from error
     except Exception as error:
-        raise UserError(
-            f"{name}: importing {module_name} failed ({type(error).__name__}: {error})."
-        ) from error
+        raise UserError(f"{name}: importing {module_name} failed ({type(error).__name__}: {error}).") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{name}: the module {module_name} has no function '{function_name}'.")

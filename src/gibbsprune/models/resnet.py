@@ -53,18 +53,14 @@ class ResNet(nn.Module):
         return self.dense(x.mean(dim=(2, 3)))
 
 
-def resnet(
-    depth: int, classes: int = 10, channels: int = 3, generator: torch.Generator | None = None
-) -> ResNet:
+def resnet(depth: int, classes: int = 10, channels: int = 3, generator: torch.Generator | None = None) -> ResNet:
     """The network of that depth (8, 14, 20, 26, 32, 44, 56, 110 or any other 6n + 2), freshly initialised.
 
     The initial weights are a function of `generator`, a CPU generator, or of torch's global one where None;
     with a generator given, the global one is left as it was. Images may have any size from 8 × 8.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise UserError(
-            f"resnet{depth} does not exist: the depth must be 6n + 2, such as 8, 14, 20, 32, 56, 110."
-        )
+        raise UserError(f"resnet{depth} does not exist: the depth must be 6n + 2, such as 8, 14, 20, 32, 56, 110.")
     for name, value, least in (("classes", classes, 2), ("channels", channels, 1)):
         if value < least:
             raise UserError(f"{name} is {value}; it must be at least {least}.")

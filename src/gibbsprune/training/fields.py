@@ -32,9 +32,7 @@ def choice(*allowed: str) -> Parser:
 
 def flag() -> Parser:
     """True or False; as strings yes/no, true/false, on/off, 1/0."""
-    words = {"yes": True, "true": True, "on": True, "1": True} | dict.fromkeys(
-        ("no", "false", "off", "0"), False
-    )
+    words = {"yes": True, "true": True, "on": True, "1": True} | dict.fromkeys(("no", "false", "off", "0"), False)
 
     def parse(value: Any) -> bool:
         if isinstance(value, bool):
@@ -70,17 +68,17 @@ def wholes(least: int) -> Parser:
     return parse
 
 
-def number(least: float, most: float = math.inf, above: bool = False) -> Parser:
-    """A finite number in [least, most], or with `above` in (least, most]."""
-    limits = f"{'above' if above else 'of at least'} {least:g}" + (
-        f" and at most {most:g}" if most < math.inf else ""
-    )
+def number(least: float, most: float = math.inf, above: bool = False, below: bool = False) -> Parser:
+    """A finite number in [least, most]; `above` leaves out least, `below` leaves out most."""
+    limits = f"above {least:g}" if above else f"of at least {least:g}"
+    if most < math.inf:
+        limits += f" and below {most:g}" if below else f" and at most {most:g}"
 
     def parse(value: Any) -> float:
         found = _float(value)
-        if found is not None and (least < found if above else least <= found) and found <= most:
-            return found
-        raise ValueError(f"it must be a number {limits}")
+        if found is None or found < least or found > most or (above and found == least) or (below and found == most):
+            raise ValueError(f"it must be a number {limits}")
+        return found
 
     return parse
 

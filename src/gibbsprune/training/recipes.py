@@ -92,8 +92,7 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(self).items()
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
         }
 
     @staticmethod
@@ -131,25 +130,21 @@ FIELDS: dict[str, Field] = {
     "batch": Field(whole(1), "images per optimisation step"),
     "optimizer": Field(choice("adam", "sgd"), "adam or sgd"),
     "lr": Field(number(0, above=True), "initial learning rate"),
-    "momentum": Field(number(0, 1), "sgd: momentum"),
+    "momentum": Field(number(0, 1, below=True), "sgd: momentum"),
     "nesterov": Field(flag(), "sgd: Nesterov's form of momentum"),
-    "beta1": Field(number(0, 1), "adam: decay of the mean gradient"),
-    "beta2": Field(number(0, 1), "adam: decay of the mean squared gradient"),
+    "beta1": Field(number(0, 1, below=True), "adam: decay of the mean gradient"),
+    "beta2": Field(number(0, 1, below=True), "adam: decay of the mean squared gradient"),
     "eps": Field(number(0, above=True), "adam: added to the root of the mean squared gradient"),
     "weight_decay": Field(number(0), "times the weight, added to its gradient (coupled)"),
     "decay_on": Field(choice("convolutions", "all"), "decayed: convolution weights alone, or all parameters"),
     "lr_schedule": Field(choice("steps", "cosine"), "steps at the milestones, or cosine to zero"),
-    "milestones": Field(
-        wholes(1), "steps: epochs from which the learning rate is multiplied by gamma once more"
-    ),
+    "milestones": Field(wholes(1), "steps: epochs from which the learning rate is multiplied by gamma once more"),
     "gamma": Field(number(0, 1, above=True), "steps: that factor"),
     "warmup_epochs": Field(whole(0), "first epochs, at warmup_lr"),
     "warmup_lr": Field(number(0), "learning rate of those"),
     "bn_momentum": Field(number(0, 1, above=True), "batch norm: weight of the new batch's statistics"),
     "bn_eps": Field(number(0, above=True), "batch norm: added to the variance"),
-    "standardise": Field(
-        choice("global", "channel"), "one mean and deviation for all pixels, or per channel"
-    ),
+    "standardise": Field(choice("global", "channel"), "one mean and deviation for all pixels, or per channel"),
     "shift": Field(whole(0), "random shift by up to so many pixels each way, edges repeated"),
     "flip": Field(flag(), "random horizontal flip"),
     "anneal": Field(optional(choice("log", "linear", "constant")), f"how beta rises {_default}"),
@@ -187,12 +182,13 @@ MODERN = Recipe(
     anneal_epochs=128,
 )
 
+# Learning rate and batch were chosen on images held out of the training set.
 DIGITS = Recipe(
     name="digits",
     epochs=25,
-    batch=32,
+    batch=64,
     optimizer="adam",
-    lr=3e-3,
+    lr=1e-2,
     weight_decay=1e-4,
     decay_on="convolutions",
     lr_schedule="cosine",
