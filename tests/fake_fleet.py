@@ -20,6 +20,7 @@ class FakeFleet:
         self.generators = [torch.Generator().manual_seed(spec.seed) for spec in specs]
         self.weights = [0.1 * torch.randn(SHAPE, generator=g) for g in self.generators]
         self.drawn = [torch.ones(SHAPE, dtype=torch.bool) for _ in specs]
+        self.final = None
 
     def converged(self, k):
         squares = self.weights[k].square()
@@ -58,9 +59,11 @@ class FakeFleet:
         return records
 
     def evaluate(self):
+        self.drawn = [self.converged(k) for k in range(len(self.specs))]  # as the real one leaves it
         return [{"accuracy": 1 - math.exp(-self.epoch / 4), "loss": math.exp(-self.epoch / 4)} for _ in self.specs]
 
     def finish(self):
+        self.final = [self.masks(k) for k in range(len(self.specs))]
         return [
             {
                 "accuracy": 0.97 + 0.01 * k,
@@ -86,7 +89,11 @@ class FakeFleet:
         }
 
     def plan(self):
-        return [] if self.specs[0].method == "dense" else [{**self._layer(self.specs[0]), "kind": "Conv2d"}]
+        return (
+            []
+            if self.specs[0].method == "dense"
+            else [{**self._layer(self.specs[0]), "run": self.specs[0].seed, "kind": "Conv2d"}]
+        )
 
     def model(self, k):
         net = nn.Conv2d(8, 8, 3, bias=False)

@@ -62,9 +62,9 @@ data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
 
-| layer          | kind   | weights | neighbourhoods |  target | kept |
-| -------------- | ------ | ------: | -------------: | ------: | ---: |
-| layer1.0.conv1 | Conv2d |     576 |            576 | 90.00 % |   58 |
+| layer          | kind   | weights | neighbourhoods |  target | kept of them |
+| -------------- | ------ | ------: | -------------: | ------: | -----------: |
+| layer1.0.conv1 | Conv2d |     576 |            576 | 90.00 % |           58 |
 
 time        about 0:00: 5 epochs of 3 steps,
             10.0 ms per step (from 2 steps, tests not included)

@@ -88,6 +88,8 @@ def test_a_run_folder_holds_everything(fleet, monkeypatch):
     shots = load_snapshots(outcome.folder / "snapshots")
     assert [shot.epoch for shot in shots] == sorted(snapshot_epochs(4, 6))
     assert shots[0].picture.shape == (24, 24)
+    assert shots[0].picture.mean() > 0.4  # the hot mask as drawn, not the converged one used in tests
+    assert shots[-1].picture.mean() < 0.15
 
 
 def test_an_existing_run_is_never_overwritten(fleet, tmp_path):

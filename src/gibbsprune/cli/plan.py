@@ -15,13 +15,14 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
     """Print the layers, the parameters and an estimate of the time from a few steps; nothing is written."""
     arrays = data.load(specs[0].data)
     fleet = Fleet(specs, arrays, device=resolve_device(device))
-    layers = fleet.plan()
+    layers = [layer for layer in fleet.plan() if layer["run"] == specs[0].seed]
     print(f"{fleet_name(specs)}")
     print(f"data        {len(arrays.x_train):,} training and {len(arrays.x_test):,} test images")
     parameters = sum(p.numel() for p in fleet.model(0).parameters())
     print(f"parameters  {parameters:,}")
     if layers:
-        weights, kept = (sum(layer[key] for layer in layers) for key in ("weights", "kept"))
+        weights = sum(layer["weights"] for layer in layers)
+        kept = sum(layer["kept"] * layer["weights"] // layer["neighbourhoods"] for layer in layers)
         share = percent(1 - kept / weights)
         print(f"pruned      {weights - kept:,} of {weights:,} weights in {len(layers)} layers ({share})")
         rows = [
@@ -36,7 +37,7 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
             for layer in layers
         ]
         print()
-        print(table(["layer", "kind", "weights", "neighbourhoods", "target", "kept"], rows, left=2))
+        print(table(["layer", "kind", "weights", "neighbourhoods", "target", "kept of them"], rows, left=2))
         print()
     pace = fleet.trial_steps(steps)
     total = pace * fleet.steps_per_epoch * fleet.epochs

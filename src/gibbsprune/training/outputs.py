@@ -56,9 +56,8 @@ def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, A
         result.update(seconds=round(seconds, 1), epochs=spec.total_epochs, name=spec.name())
         about = {"run": json.dumps(spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
         save_tensors(run / "model.safetensors", fleet.model(k).state_dict(), about)
-        masks = fleet.masks(k)
-        if masks:
-            save_tensors(run / "masks.safetensors", masks, about)
+        if fleet.final is not None and fleet.final[k]:
+            save_tensors(run / "masks.safetensors", fleet.final[k], about)
     write_summary(folder, results)
     for run, result in zip(folder.runs, results):
         write_atomic(run / "result.json", dump(result))

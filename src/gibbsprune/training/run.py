@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gibbsprune import data
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
@@ -107,6 +109,7 @@ def resume(
         options = Options(**folder.record["options"])
         _check_packages(options)
         where = resolve_device(device or folder.record["device"])
+        torch.set_num_threads(folder.record["hardware"]["threads"])  # sums depend on how they are divided
         with Interrupt(tell=progress.note) as interrupt:
             arrays = data.load(folder.specs[0].data)
             _check_same(folder, arrays, describe_environment(where), progress)
@@ -172,8 +175,10 @@ def _train(
             interrupt.begin_epoch()
             started = time.monotonic()
             trained = fleet.train_epoch(step)
-            tested = fleet.evaluate()
-            now, done = time.monotonic(), fleet.epoch
+            done = fleet.epoch
+            masks = [fleet.masks(k) for k in range(len(folder.runs))] if done in keep_masks else []
+            tested = fleet.evaluate()  # with the converged masks, which take the place of the drawn ones
+            now = time.monotonic()
             records = [
                 {
                     "epoch": done,
@@ -188,9 +193,8 @@ def _train(
             folder.append_metrics(records)
             if events is not None:
                 events.add(done, records)
-            if done in keep_masks:
-                for k, run in enumerate(folder.runs):
-                    save_snapshot(run / "snapshots", fleet.masks(k), done, records[k]["beta"])
+            for run, drawn, record in zip(folder.runs, masks, records):
+                save_snapshot(run / "snapshots", drawn, done, record["beta"])
             due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
             if due or done == fleet.epochs or interrupt.requested:
                 state = {"elapsed": now - began, "fleet": fleet.state_dict()}

@@ -29,6 +29,7 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
         headline(spec, results),
         "## Result",
         result_table(folder.specs, results),
+        RESULT_NOTE,
     ]
     if drawn is None:
         parts.append("No pictures: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
@@ -42,6 +43,12 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
     parts += ["## Settings", settings_table(folder), "## Files", _files(folder)]
     return "\n\n".join(parts) + "\n"
 
+
+RESULT_NOTE = (
+    "Test accuracy of the last epoch: with the final mask, which is one more draw from the law; with the "
+    "converged mask; and with the final mask after re-estimating the batch-norm statistics on training data. "
+    "Agreement is the share of weights on which the two masks are equal."
+)
 
 CAPTIONS = {
     "curves.png": "Accuracy and loss over the epochs. The test curve uses the converged mask, "
@@ -90,12 +97,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -
 
 def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) -> str:
     """One row per run."""
-    header = ["run", "accuracy", "converged mask", "agreement", "sparsity", "parameters", "nonzero", "time"]
+    header = ["run", "accuracy", "converged mask", "recalibrated"]
+    header += ["agreement", "sparsity", "parameters", "nonzero", "time"]
     rows = [
         [
             f"seed {spec.seed}",
             percent(result["accuracy"]),
             percent(result.get("accuracy_converged")),
+            percent(result.get("accuracy_recalibrated")),
             percent(result.get("agreement")),
             percent(result.get("sparsity")),
             f"{result['parameters']:,}",
