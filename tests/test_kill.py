@@ -87,7 +87,7 @@ def test_ten_kills_change_no_bit(place):
         else:  # within some epoch, or while that is being saved
             assert process.stdout.readline().strip() == "cut"
             target = lines(place / "cut") + chance.randint(0, 2)
-            while lines(place / "cut") < target:
+            while lines(place / "cut") < target and process.poll() is None:
                 time.sleep(0.002)
             time.sleep(chance.uniform(0, epoch_time))
         assert process.poll() is None, "the run ended before it could be killed"

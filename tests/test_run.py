@@ -6,13 +6,17 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from fake_fleet import LAYER, FakeFleet
+from gibbsprune import data
 from gibbsprune.errors import UserError
 from gibbsprune.training import checkpoint, pictures, run
 from gibbsprune.training.folder import RunFolder, fleet_name, read_metrics, remove
 from gibbsprune.training.interrupt import Interrupt, Interrupted
+from gibbsprune.training.progress import PlainProgress
+from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.snapshots import load_snapshots, snapshot_epochs
 from gibbsprune.training.spec import RunSpec
 
@@ -306,7 +310,7 @@ def test_bad_folders_are_one_sentence(fleet, tmp_path):
         remove(tmp_path / "nowhere")
 
 
-def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch, capsys):
     def full(handle):
         raise OSError(28, "No space left on device")
 
@@ -317,5 +321,54 @@ def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch):
             run.start([SPEC], out="cut")
     fleet.on_step = None
     assert checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1][0] == 3
+    assert capsys.readouterr().out.endswith("continue with: gibbsprune train --resume cut\n")
     run.resume("cut")
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@pytest.fixture
+def one_thread():
+    """Small images gain nothing from several threads, and on a busy machine lose much."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_real_fleet_resumes_bit_for_bit(tmp_path, monkeypatch):
+    """Two runs of a real network, cut within an epoch and resumed, against the same two left in peace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    digits = data.load("digits")
+    few = {name: getattr(digits, name)[:96].numpy() for name in ("x_train", "y_train", "x_test", "y_test")}
+    np.savez("few.npz", **few)
+    spec = RunSpec(data="few.npz", model="resnet8", recipe=RECIPES["digits"], epochs=4)
+    specs = [spec, spec.replace(seed=1)]
+    run.start(specs, out="whole", device="cpu")
+
+    class Cut(Exception):
+        pass
+
+    class Cutting(PlainProgress):
+        def step(self, done, total):
+            if self.epochs_done == 2:
+                raise Cut
+
+        def epoch(self, number, records):
+            self.epochs_done = number
+
+        epochs_done = 0
+
+    with pytest.raises(Cut):
+        run.start(specs, out="cut", device="cpu", progress=Cutting())
+    assert checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1][0] == 2
+    outcome = run.resume("cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    masks = load_file(tmp_path / "cut" / "seed-1" / "masks.safetensors")
+    model = load_file(tmp_path / "cut" / "seed-1" / "model.safetensors")
+    for name, mask in masks.items():
+        assert not model[f"{name}.weight"][~mask].any()
+    assert sum(int(mask.sum()) for mask in masks.values()) == sum(
+        layer["kept"] for layer in outcome.results[1]["layers"]
+    )

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     )
     get.add_argument("name", metavar="NAME", help="cifar10")
     get.add_argument("--root", metavar="FOLDER", help="where data is kept ($GIBBSPRUNE_DATA, else ~/.cache)")
-    get.add_argument("--from-pngs", metavar="FOLDER", help="read pictures already here instead of downloading")
+    get.add_argument("--from-pngs", nargs="+", metavar="FOLDER", help="pictures already here, in one folder or several")
     get.set_defaults(handler=handle, parser=get)
 
 

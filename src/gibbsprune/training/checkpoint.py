@@ -47,10 +47,14 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def unwritable(path: str | os.PathLike[str], error: OSError) -> UserError:
+class WriteError(UserError):
+    """A file could not be written: the disk is full, or the folder not ours."""
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError) -> WriteError:
     """The sentence for a file that could not be written."""
     reason = error.strerror or str(error)
-    return UserError(f"cannot write {os.fspath(path)}: {reason}; what was saved before is untouched")
+    return WriteError(f"cannot write {os.fspath(path)}: {reason}; what was saved before is untouched")
 
 
 def clean(folder: str | os.PathLike[str]) -> None:

@@ -144,7 +144,7 @@ def _drive(
         progress.close()
         results = fleet.finish()
         write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, checkpoint.WriteError):
         progress.close()
         progress.note(how_to_resume(folder))
         raise
