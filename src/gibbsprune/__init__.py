@@ -5,6 +5,7 @@ from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
 from .pruner import GibbsPruner
+from .recalibration import recalibrate
 from .schedules import ConstantSchedule, Join, LinearSchedule, LogSchedule, Schedule
 from .structures import Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
@@ -30,6 +31,7 @@ __all__ = [
     "converged_mask",
     "energy",
     "hold_zeros",
+    "recalibrate",
     "sample",
     "threshold",
 ]

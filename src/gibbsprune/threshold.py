@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -170,7 +171,19 @@ class Segments:
 
     def thresholds(self, values: Tensor) -> Tensor:
         """Q of every segment."""
-        return self._selected(values) if values.device.type == "cpu" else self._sorted(values)
+        if values.device.type == "cpu":
+            return self._selected(values)
+        if values.device.type == "cuda" and values.dtype == torch.float32 and find_spec("triton"):
+            return self._radix(values)
+        return self._sorted(values)
+
+    def _radix(self, values: Tensor) -> Tensor:
+        from .threshold_triton import order_statistics
+
+        starts = self.constant("starts", values.device, lambda: torch.tensor(self.starts))
+        ranks = self.constant("low", values.device, lambda: torch.tensor(self.low))
+        below, above = order_statistics(values, starts, ranks)
+        return torch.lerp(below, above, self._fractions(values.device).float())
 
     def _selected(self, values: Tensor) -> Tensor:
         pairs = [order_statistic(v, low) for v, low in zip(self.split(values), self.low)]

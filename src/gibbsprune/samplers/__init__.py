@@ -12,6 +12,8 @@ auto           the fastest exact one
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -71,9 +73,13 @@ def draw_rows(
         return independent.draw(field, source)
     if sampler == "enumeration":
         return enumeration.draw(field, coupling, source)
-    on_gpu = field.device.type == "cuda" and field.dtype == torch.float32
+    if field.device.type == "cuda" and field.dtype == torch.float32 and find_spec("triton"):
+        from . import chromatic_triton, exact_triton
+
+        if sampler == "exact":
+            return exact_triton.draw(field, coupling, source)
+        return chromatic_triton.draw(field, coupling, source, split, sweeps)
     if sampler == "exact":
         return exact.draw(field, coupling, source)
     assert sampler == "chromatic", sampler
-    del on_gpu
     return chromatic.draw(field, coupling, source, split, sweeps)

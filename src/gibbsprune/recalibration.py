@@ -1,0 +1,38 @@
+"""Batch-norm statistics re-estimated on training data, for a network whose weights or masks have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
+    """Replaces the running statistics of all batch norms by their averages over ``batches``, and returns the model.
+
+    ``batches`` yields inputs, or tuples whose first element is the input, as a DataLoader does. Dropout stays off
+    and every module's mode is put back; models without batch norm are left as they are.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        return model
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain average over all batches
+        norm.train()
+    try:
+        for batch in batches:
+            model(batch if isinstance(batch, Tensor) else batch[0])
+    finally:
+        for norm, momentum in zip(norms, momenta):
+            norm.momentum = momentum
+        for module, training in modes:
+            module.training = training
+    return model

@@ -1,0 +1,67 @@
+"""Batches made on the device: order, shift and flip of a whole epoch are drawn once, images are gathered per step.
+
+Each run has its own random stream on the CPU, so that its order and augmentation are the same on every device and
+whatever other runs are trained beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..data.arrays import Arrays
+from ..data.augment import crop_flip, pad, standardise
+from .recipes import Recipe
+
+
+class Batches:
+    """Training batches of K runs: ``draw_epoch`` before an epoch, then ``next`` once per step."""
+
+    def __init__(
+        self, arrays: Arrays, recipe: Recipe, generators: Sequence[torch.Generator], device: torch.device
+    ) -> None:
+        self.generators, self.size = list(generators), arrays.size
+        self.shift, self.flip = recipe.shift, recipe.flip
+        self.count = len(arrays.x_train)
+        self.batch = min(recipe.batch, self.count)
+        self.steps = self.count // self.batch
+        mean, std = arrays.statistics(recipe.standardise)
+        self.mean, self.std = mean.to(device), std.to(device)
+        self.images = pad(arrays.x_train.to(device), self.shift)
+        self.labels = arrays.y_train.to(device)
+        runs, used = len(self.generators), self.steps * self.batch
+        self.order = torch.zeros(runs, used, dtype=torch.int64, device=device)
+        self.code = torch.zeros(runs, used, dtype=torch.int64, device=device)
+        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+        self.within = torch.arange(self.batch, device=device)
+
+    def draw_epoch(self) -> None:
+        """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
+        used, ways = self.order.shape[1], 2 * self.shift + 1
+        order = [torch.randperm(self.count, generator=g)[:used] for g in self.generators]
+        code = [torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g) for g in self.generators]
+        self.order.copy_(torch.stack(order))
+        self.code.copy_(torch.stack(code))
+        self.cursor.zero_()
+
+    def next(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Images (B, K·C, H, W) in channels-last memory and labels (B, K)."""
+        at = self.cursor + self.within
+        index, code = self.order.index_select(1, at).T, self.code.index_select(1, at).T  # (B, K)
+        ways = 2 * self.shift + 1
+        dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
+        x = standardise(crop_flip(self.images, index, dy, dx, flip, self.size), self.mean, self.std, dtype)
+        self.cursor += self.batch
+        return _runs_as_channels(x), self.labels[index]
+
+    def evaluation(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The same images for every run, unshifted."""
+        x = standardise(images, self.mean, self.std, dtype)
+        return _runs_as_channels(x[:, None].expand(-1, len(self.generators), -1, -1, -1))
+
+
+def _runs_as_channels(x: Tensor) -> Tensor:
+    """(B, K, H, W, C) → (B, K·C, H, W), channels last."""
+    return x.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)

@@ -1,0 +1,244 @@
+"""The training loop's inside: one network, of one run or of many fused ones, on one device.
+
+A step makes a batch, draws the masks, computes loss and gradients, and updates the weights; on CUDA all of it is one
+captured graph. Learning rates and β are device tensors, filled between epochs; nothing waits for the host in an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ..data.arrays import Arrays
+from ..law import Law, Site
+from ..masking import Masked, attach, stored_weight
+from ..models import build
+from ..recalibration import recalibrate
+from .batches import Batches
+from .capture import Step
+from .fuse import fuse, share
+from .optimizers import FlatOptimizer
+from .sites import run_sites, schedule
+from .spec import RunSpec
+
+EVALUATION_BATCH = 500
+RECALIBRATION_BATCHES = 40
+
+
+def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
+    """A run's network, initialised from its seed, with the recipe's batch norm."""
+    model = build(spec.model, arrays.classes, arrays.channels, stream(spec.seed, "weights"))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum, module.eps = spec.recipe.bn_momentum, spec.recipe.bn_eps
+    return model
+
+
+def stream(seed: int, what: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """One of a run's independent random streams: for its weights, its data or its masks."""
+    key = ("weights", "data", "masks").index(what)
+    number = int(np.random.SeedSequence([seed, key]).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(number >> 1)
+
+
+class Engine:
+    """Trains the runs ``specs``, which share architecture, data, batch size and optimiser."""
+
+    def __init__(self, specs: Sequence[RunSpec], arrays: Arrays, device: torch.device) -> None:
+        self.specs, self.runs, self.device = list(specs), len(specs), device
+        models = [new_model(spec, arrays) for spec in specs]
+        self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
+        self.model = fuse(models).to(device)
+        self.layers = dict.fromkeys(name for sites in self.names for name in sites)
+        self.masks: dict[str, Tensor] = {}
+        for name in self.layers:
+            module = self.model.get_submodule(name)
+            attach(module, masked := Masked(module.weight))  # type: ignore[arg-type]
+            self.masks[name] = masked.mask
+        self.sites = [(name, k, site) for k, sites in enumerate(self.names) for name, site in sites.items()]
+        self.law = Law([Site(**{**vars(site), "run": k}) for _, k, site in self.sites])
+        self.schedules = [schedule(spec, [s.count * s.size for s in sites.values()]) for spec, sites in
+                          zip(specs, self.names)]  # fmt: skip
+        self.optimizer = FlatOptimizer(*self._parameters(), self.runs, specs[0].recipe)
+        self.data_streams = [stream(spec.seed, "data") for spec in specs]
+        self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
+        self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device)
+        self.x_test, self.y_test = arrays.x_test.to(device), arrays.y_test.to(device)
+        self.betas = torch.zeros(self.runs, dtype=torch.float64, device=device)
+        self.loss_sum = torch.zeros(self.runs, device=device)
+        self.correct = torch.zeros(self.runs, device=device)
+        precision = specs[0].precision
+        low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+        self.dtype = torch.bfloat16 if low else torch.float32
+        self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
+        if device.type == "cuda":
+            self.losses = torch.compile(self._losses, dynamic=False)
+            self.optimizer.compile()
+        self.step = Step(self._step, device, self.mask_streams)
+
+    def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
+        everywhere = self.specs[0].recipe.decay_on == "all"
+        convolutions = {id(p) for m in self.model.modules() if isinstance(m, _ConvNd) for p in _weights(m)}
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        return parameters, [everywhere or id(p) in convolutions for p in parameters]
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        x, y = self.batches.next(self.dtype)
+        if self.sites:
+            self.set_masks(self.law.draw(self.weights(), self.betas, self.mask_streams))
+        losses, correct = self.losses(x, y)
+        grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
+        self.optimizer.step(grads)
+        self.loss_sum += losses.detach()
+        self.correct += correct
+
+    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy and number of right answers of each run."""
+        logits = self._logits(x)
+        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        return losses.mean(0), (logits.argmax(-1) == y).sum(0)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.model(x).float().unflatten(1, (self.runs, -1))
+
+    # -- masks -------------------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Tensor]:
+        """The stored weight of every site, a view of the fused one."""
+        stored = {name: stored_weight(self.model.get_submodule(name)).detach() for name in self.layers}
+        return [share(stored[name], k, self.runs) for name, k, _ in self.sites]
+
+    def mask_views(self) -> list[Tensor]:
+        return [share(self.masks[name], k, self.runs) for name, k, _ in self.sites]
+
+    @torch.no_grad()
+    def set_masks(self, masks: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.mask_views(), list(masks))
+
+    @torch.no_grad()
+    def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
+        """Per run, the share of weights on which two sets of masks are equal."""
+        same, total = torch.zeros(self.runs, device=self.device), [0] * self.runs
+        for (_, k, _), a, b in zip(self.sites, masks, others):
+            same[k] += (a == b).sum()
+            total[k] += a.numel()
+        return [s / t if t else 1.0 for s, t in zip(same.tolist(), total)]
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draws the epoch's data order, sets learning rates and β."""
+        self.model.train()
+        self.batches.draw_epoch()
+        self.set_schedules(epoch)
+        self.loss_sum.zero_()
+        self.correct.zero_()
+
+    def set_schedules(self, epoch: int) -> None:
+        self.rates = [spec.recipe.learning_rate(epoch, spec.stretch) for spec in self.specs]
+        self.optimizer.set_rates(self.rates)
+        self.beta_values = [s(epoch // spec.stretch) for s, spec in zip(self.schedules, self.specs)]
+        self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
+
+    def end_epoch(self) -> list[dict[str, Any]]:
+        """What each run did in the epoch."""
+        seen = self.batches.steps * self.batches.batch
+        agreement = self.agreement(self.mask_views(), self.law.converged(self.weights())) if self.sites else []
+        return [
+            {
+                "loss": self.loss_sum[k].item() / self.batches.steps,
+                "train_accuracy": self.correct[k].item() / seen,
+                "lr": self.rates[k],
+                "beta": self.beta_values[k] if self.names[k] else None,
+                "agreement": agreement[k] if self.names[k] else None,
+            }
+            for k in range(self.runs)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, masks: Sequence[Tensor] | None = None) -> list[dict[str, float]]:
+        """Test accuracy and loss of each run with the given masks, by default the converged ones."""
+        if self.sites:
+            self.set_masks(self.law.converged(self.weights()) if masks is None else masks)
+        self.model.eval()
+        loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
+        for images, labels in zip(self.x_test.split(EVALUATION_BATCH), self.y_test.split(EVALUATION_BATCH)):
+            x = self.batches.evaluation(images, self.dtype)
+            losses, right = self._losses(x, labels[:, None].expand(-1, self.runs))
+            loss += losses * len(labels)
+            correct += right
+        self.model.train()
+        count = len(self.y_test)
+        return [{"accuracy": c / count, "loss": v / count} for c, v in zip(correct.tolist(), loss.tolist())]
+
+    @torch.no_grad()
+    def recalibrate(self) -> None:
+        """Batch-norm statistics of the masked network as it is, from augmented training batches."""
+        self.batches.draw_epoch()
+        recalibrate(_Network(self._logits, self.model), self._some_batches())
+
+    def _some_batches(self) -> Iterator[Tensor]:
+        for _ in range(min(RECALIBRATION_BATCHES, self.batches.steps)):
+            yield self.batches.next(self.dtype)[0]
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Batch-norm statistics; masks are drawn anew at every step."""
+        masks = {id(mask) for mask in self.masks.values()}
+        return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "buffers": self.buffers(),
+            "data_streams": [g.get_state() for g in self.data_streams],
+            "mask_streams": [g.get_state() for g in self.mask_streams],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """In place, since a captured graph goes on using the same memory."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, buffer in self.buffers().items():
+            buffer.copy_(state["buffers"][name])
+        for what in ("data_streams", "mask_streams"):
+            for generator, saved in zip(getattr(self, what), state[what]):
+                generator.set_state(saved.cpu())
+
+    def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
+        """Run k as an ordinary model on the CPU, with the given masks burnt in."""
+        model = new_model(self.specs[k], arrays)
+        fused = {name.replace("parametrizations.weight.original", "weight"): tensor
+                 for name, tensor in self.model.state_dict().items()}  # fmt: skip
+        own = {name: share(fused[name], k, self.runs).cpu().clone() for name in model.state_dict()}
+        for name, mask in masks.items():
+            own[f"{name}.weight"] *= mask.cpu()
+        model.load_state_dict(own)
+        return model.eval()
+
+
+class _Network(nn.Module):
+    """The logits of a network, mixed precision included, as a module."""
+
+    def __init__(self, logits: Callable[[Tensor], Tensor], network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.logits = network, logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x)
+
+
+def _weights(module: nn.Module) -> list[nn.Parameter]:
+    """The weight of a convolution, stored under a mask or not; its bias is not decayed."""
+    return [p for name, p in module.named_parameters() if name.rpartition(".")[2] in ("weight", "original")]

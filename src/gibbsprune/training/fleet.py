@@ -1,0 +1,220 @@
+"""A fleet: K runs of one architecture trained together, each as if it were alone.
+
+The runs are fused into one network where the architecture allows it, else each has an engine (on CUDA: a graph and a
+stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..threshold import kept_count, mean_squares, quantile
+from .engine import Engine, new_model
+from .fuse import CannotFuse, same_function
+from .spec import RunSpec
+
+#: Recipe fields that runs fused into one network must share.
+SHARED = ("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on",
+          "bn_momentum", "bn_eps", "standardise", "shift", "flip")  # fmt: skip
+
+
+class Fleet:
+    """Trains ``specs`` together; one spec is an ordinary run."""
+
+    def __init__(self, specs: Sequence[RunSpec], arrays: Arrays, device: torch.device | str = "cpu") -> None:
+        if not specs:
+            raise UserError("a fleet needs at least one run")
+        self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
+        _check_shared(self.specs)
+        self.epoch, self.epochs = 0, self.specs[0].total_epochs
+        if len(specs) == 1 or _fusable(self.specs, arrays):
+            groups = [list(range(len(specs)))]
+        else:
+            groups = [[k] for k in range(len(specs))]
+        self.engines = [Engine([self.specs[k] for k in group], arrays, self.device) for group in groups]
+        self.home = {k: (engine, i) for engine, group in zip(self.engines, groups) for i, k in enumerate(group)}
+        self.steps_per_epoch = self.engines[0].batches.steps
+        self.final: list[dict[str, Tensor]] | None = None
+
+    def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
+        """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
+        for engine in self.engines:
+            engine.begin_epoch(self.epoch)
+        for step in range(self.steps_per_epoch):
+            for engine in self.engines:
+                engine.step()
+            if progress is not None:
+                progress(step + 1, self.steps_per_epoch)
+        self.epoch += 1
+        return self._in_order([engine.end_epoch() for engine in self.engines])
+
+    def evaluate(self) -> list[dict[str, float]]:
+        """Per run: test accuracy and loss with the converged masks."""
+        return self._in_order([engine.evaluate() for engine in self.engines])
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Draws the final masks and says, per run, what came out.
+
+        ``accuracy`` is with the final mask, one more draw from the law; ``accuracy_converged`` with x_cvg;
+        ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
+        """
+        finals = [self._finish_engine(engine) for engine in self.engines]
+        self.final = self._in_order([masks for _, masks in finals])
+        return self._in_order([results for results, _ in finals])
+
+    def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
+        weights = engine.weights()
+        converged = engine.law.converged(weights)
+        drawn = engine.law.draw(weights, engine.betas, engine.mask_streams) if engine.sites else []
+        final = [_settle(site, w, m, c) for (_, _, site), w, m, c in zip(engine.sites, weights, drawn, converged)]
+        agreement = engine.agreement(final, converged)
+        at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
+        kept = {name: tensor.clone() for name, tensor in engine.buffers().items()}
+        streams = [g.get_state() for g in engine.data_streams]
+        engine.recalibrate()
+        again = engine.evaluate(final)
+        for name, buffer in engine.buffers().items():
+            buffer.copy_(kept[name])
+        for generator, state in zip(engine.data_streams, streams):
+            generator.set_state(state)
+        masks: list[dict[str, Tensor]] = [{} for _ in range(engine.runs)]
+        for (name, k, _), mask in zip(engine.sites, final):
+            masks[k][name] = mask.clone()
+        results = [
+            {
+                "accuracy": plain[k]["accuracy"],
+                "accuracy_converged": at_limit[k]["accuracy"],
+                "accuracy_recalibrated": again[k]["accuracy"],
+                "loss": plain[k]["loss"],
+                "agreement": agreement[k],
+                **_sizes(engine, k, masks[k]),
+            }
+            for k in range(engine.runs)
+        ]
+        return results, masks
+
+    def model(self, k: int) -> nn.Module:
+        """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""
+        engine, i = self.home[k]
+        if self.final is not None:
+            return engine.extract(i, self.arrays, self.final[k])
+        converged = engine.law.converged(engine.weights())
+        masks = {name: mask for (name, run, _), mask in zip(engine.sites, converged) if run == i}
+        return engine.extract(i, self.arrays, masks)
+
+    def masks(self, k: int) -> dict[str, Tensor]:
+        """Run k's current masks by layer name."""
+        engine, i = self.home[k]
+        return {name: view.clone() for (name, run, _), view in zip(engine.sites, engine.mask_views()) if run == i}
+
+    def plan(self) -> list[dict[str, Any]]:
+        """What will be pruned: the layers of every run, those of a run that prunes nothing left out."""
+        rows = []
+        for spec, (engine, i) in zip(self.specs, self.home.values()):
+            for name, site in engine.names[i].items():
+                kind = type(engine.model.get_submodule(name)).__name__.removeprefix("Parametrized")
+                kept = kept_count(site.sparsity, site.count)
+                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
+                             "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip
+        return rows
+
+    def trial_steps(self, count: int) -> float:
+        """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
+        saved = _clone(self.state_dict())
+        for engine in self.engines:
+            engine.begin_epoch(self.epoch)
+        warmup = 5 if self.device.type == "cuda" else 0
+        began = time.perf_counter()
+        for step in range(warmup + count):
+            if step == warmup:
+                self._synchronise()
+                began = time.perf_counter()
+            for engine in self.engines:
+                engine.batches.cursor.zero_()
+                engine.step()
+        self._synchronise()
+        seconds = (time.perf_counter() - began) / max(1, count)
+        self.load_state_dict(saved)
+        return seconds
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed fleet needs: weights, optimisers, batch-norm statistics, every random stream."""
+        return {"version": 1, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("version") != 1 or len(state["engines"]) != len(self.engines):
+            raise UserError("the saved state is not one of this fleet")
+        for engine, saved in zip(self.engines, state["engines"]):
+            engine.load_state_dict(saved)
+        self.epoch = int(state["epoch"])
+        for engine in self.engines:
+            engine.set_schedules(max(0, self.epoch - 1))
+
+    def _in_order(self, per_engine: list[list[Any]]) -> list[Any]:
+        """One list over all runs, in the order of the specs."""
+        position = {id(engine): n for n, engine in enumerate(self.engines)}
+        return [per_engine[position[id(engine)]][i] for engine, i in (self.home[k] for k in range(len(self.specs)))]
+
+
+def _settle(site: Any, weight: Tensor, mask: Tensor, converged: Tensor) -> Tensor:
+    """The drawn mask, but for neighbourhoods exactly on Q by a tie of floats, which no field decides."""
+    means = mean_squares(weight, site.structure)
+    ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
+    return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
+
+
+def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
+    total = sum(p.numel() for p in engine.optimizer.parameters) // engine.runs
+    layers: list[dict[str, Any]] = []
+    for name, site in engine.names[k].items():
+        weights, kept = masks[name].numel(), int(masks[name].sum())
+        layers.append({"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights,
+                       "neighbourhoods": site.count, "target": engine.specs[k].sparsity})  # fmt: skip
+    prunable, left = sum(layer["weights"] for layer in layers), sum(layer["kept"] for layer in layers)
+    return {
+        "sparsity": 1 - left / prunable if prunable else 0.0,
+        "parameters": total,
+        "nonzero": total - prunable + left,
+        "layers": layers,
+    }
+
+
+def _check_shared(specs: Sequence[RunSpec]) -> None:
+    first = specs[0]
+    for spec in specs[1:]:
+        for what in ("data", "model", "precision", "total_epochs"):
+            if getattr(spec, what) != getattr(first, what):
+                raise UserError(f"the runs of a fleet must share {what}: {getattr(first, what)!r} and "
+                                f"{getattr(spec, what)!r} differ")  # fmt: skip
+        for what in SHARED:
+            if getattr(spec.recipe, what) != getattr(first.recipe, what):
+                raise UserError(f"the runs of a fleet must share the recipe's {what}: {getattr(first.recipe, what)!r} "
+                                f"and {getattr(spec.recipe, what)!r} differ")  # fmt: skip
+
+
+def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:
+    models = [new_model(specs[0], arrays), new_model(specs[0].replace(seed=specs[0].seed + 1), arrays)]
+    example = torch.zeros(4, arrays.channels, *arrays.size)
+    try:
+        return same_function(models, example)
+    except CannotFuse:
+        return False
+
+
+def _clone(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _clone(value) for key, value in state.items()}
+    return [_clone(value) for value in state] if isinstance(state, list) else state

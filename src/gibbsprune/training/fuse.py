@@ -1,0 +1,120 @@
+"""K networks of one architecture as a single network: replicas are channel groups.
+
+An image batch of run k occupies channels k·C … (k + 1)·C of a (B, K·C, H, W) tensor. Convolutions become grouped ones,
+batch norm works per channel as it is, dense layers are batched over the runs. Every parameter and buffer of the fused
+network is the runs' own, concatenated along the first dimension, so run k's share is ``tensor.chunk(K)[k]``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+#: Layers without parameters or randomness that treat every channel alike.
+PLAIN = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten,
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+
+
+class FusedLinear(nn.Module):
+    """K dense layers side by side: (B, K·inputs) → (B, K·outputs)."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.runs = len(layers)
+        self.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases)) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        per_run = x.unflatten(-1, (self.runs, -1)).transpose(0, 1)  # (K, B, inputs)
+        out = torch.bmm(per_run, self.weight.unflatten(0, (self.runs, -1)).transpose(1, 2))
+        out = out.transpose(0, 1).flatten(1)
+        return out if self.bias is None else out + self.bias
+
+
+class CannotFuse(Exception):
+    """Says which part of a network keeps its replicas from being fused."""
+
+
+def fuse(models: Sequence[nn.Module]) -> nn.Module:
+    """The fused network of ``models``; a single model is returned as it is. Raises :class:`CannotFuse`."""
+    if len(models) == 1:
+        return models[0]
+    fused = _fuse_module("", models)
+    _check_coverage(fused, len(models))
+    return fused
+
+
+def _fuse_module(name: str, models: Sequence[nn.Module]) -> nn.Module:
+    first = models[0]
+    if isinstance(first, nn.Linear):
+        return FusedLinear([m for m in models if isinstance(m, nn.Linear)])
+    if isinstance(first, (_ConvNd, _BatchNorm, nn.GroupNorm)):
+        return _widen(models)
+    if isinstance(first, PLAIN):
+        return first
+    children = dict(first.named_children())
+    own = [*first.named_parameters(recurse=False), *first.named_buffers(recurse=False)]
+    if own or (not children and type(first).__module__.startswith("torch.nn")):
+        raise CannotFuse(f"{name or 'the network'} is a {type(first).__name__}")
+    fused = copy.copy(first)
+    fused._modules = dict(first._modules)
+    for child in children:
+        parts = [m.get_submodule(child) for m in models]
+        fused._modules[child] = _fuse_module(f"{name}.{child}".lstrip("."), parts)
+    return fused
+
+
+def _widen(models: Sequence[nn.Module]) -> nn.Module:
+    """The same layer K times as wide, with the runs' parameters one after another."""
+    runs, wide = len(models), copy.deepcopy(models[0])
+    for attribute in ("in_channels", "out_channels", "groups", "num_features", "num_groups", "num_channels"):
+        if hasattr(wide, attribute):
+            setattr(wide, attribute, getattr(wide, attribute) * runs)
+    for key, parameter in list(wide.named_parameters()):
+        joined = torch.cat([m.get_parameter(key).detach() for m in models])
+        setattr(wide, key, nn.Parameter(joined, requires_grad=parameter.requires_grad))
+    for key, buffer in list(wide.named_buffers()):
+        if buffer.dim():
+            wide.register_buffer(key, torch.cat([m.get_buffer(key) for m in models]))
+    return wide
+
+
+def _check_coverage(fused: nn.Module, runs: int) -> None:
+    for name, tensor in [*fused.named_parameters(), *fused.named_buffers()]:
+        if tensor.dim() and tensor.shape[0] % runs:
+            raise CannotFuse(f"{name} of shape {tuple(tensor.shape)} cannot be shared out among {runs} runs")
+
+
+def share(tensor: Tensor, run: int, runs: int) -> Tensor:
+    """Run k's part of a fused parameter or buffer, as a view; scalars are common to all."""
+    return tensor.chunk(runs)[run] if tensor.dim() and runs > 1 else tensor
+
+
+@torch.no_grad()
+def same_function(models: Sequence[nn.Module], example: Tensor) -> bool:
+    """Whether the fused network computes what the separate ones do, in training and in evaluation.
+
+    Layers alone do not tell: a network may reshape or concatenate channels in its own code. So it is run.
+    """
+    models = [copy.deepcopy(m).float() for m in models]
+    x = torch.randn(len(models), *example.shape)
+    for training in (True, False):
+        parts = [copy.deepcopy(m).train(training) for m in models]
+        fused = fuse([copy.deepcopy(m).train(training) for m in models]).train(training)
+        try:
+            together = fused(x.transpose(0, 1).flatten(1, 2)).unflatten(1, (len(models), -1))
+        except RuntimeError:
+            return False
+        apart = torch.stack([m(part) for m, part in zip(parts, x)], 1)
+        if together.shape != apart.shape or not torch.allclose(together, apart, rtol=1e-3, atol=1e-4):
+            return False
+    return True

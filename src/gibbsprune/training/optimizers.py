@@ -1,0 +1,96 @@
+"""Adam and SGD over one flat buffer of all parameters of all runs, with a learning rate per run.
+
+PyTorch's optimisers have a learning rate per tensor; a fused fleet has several runs in every tensor. As one flat
+elementwise update it is also a single kernel. The formulas are those of ``torch.optim.Adam`` (weight decay coupled
+into the gradient) and ``torch.optim.SGD``, and the tests hold them equal to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .recipes import Recipe
+
+
+class FlatOptimizer:
+    """Owns the parameters' memory: every parameter becomes a view of ``self.values``."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], decayed: Sequence[bool], runs: int, recipe: Recipe) -> None:
+        self.recipe, self.parameters = recipe, list(parameters)
+        device = self.parameters[0].device
+        sizes = [p.numel() for p in self.parameters]
+        self.values = torch.cat([p.detach().reshape(-1).float() for p in self.parameters])
+        self.grads = torch.zeros_like(self.values)
+        for parameter, value in zip(self.parameters, self.values.split(sizes)):
+            parameter.data = value.view(parameter.shape)
+        # The run and the weight decay of every element: inside a fused tensor the runs follow one another.
+        index = [torch.arange(runs).repeat_interleave(size // runs) for size in sizes]
+        self.run = torch.cat(index).to(device)
+        decay = [torch.full((size,), recipe.weight_decay if on else 0.0) for size, on in zip(sizes, decayed)]
+        self.decay = torch.cat(decay).to(device)
+        self.rate = torch.zeros_like(self.values)
+        self.steps = torch.zeros((), device=device)
+        names = ("first", "second") if recipe.optimizer == "adam" else ("velocity",)
+        self.state = {name: torch.zeros_like(self.values) for name in names}
+        self.adam, self.sgd = adam_, sgd_
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """The learning rate of each run."""
+        self.rate.copy_(torch.tensor(rates, device=self.rate.device)[self.run])
+
+    def compile(self) -> None:
+        """The update as one compiled kernel."""
+        self.adam, self.sgd = torch.compile(adam_, dynamic=False), torch.compile(sgd_, dynamic=False)
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor]) -> None:
+        """One update of all parameters from their gradients."""
+        torch.cat([grad.reshape(-1).float() for grad in grads], out=self.grads)
+        self.steps += 1
+        recipe, shared = self.recipe, (self.values, self.grads, self.rate, self.decay)
+        if recipe.optimizer == "adam":
+            moments = self.state["first"], self.state["second"], self.steps
+            self.adam(*shared, *moments, recipe.beta1, recipe.beta2, recipe.eps)
+        else:
+            self.sgd(*shared, self.state["velocity"], recipe.momentum, recipe.nesterov)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"values": self.values, "steps": self.steps, **self.state}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+def adam_(
+    values: Tensor,
+    grads: Tensor,
+    rate: Tensor,
+    decay: Tensor,
+    first: Tensor,
+    second: Tensor,
+    steps: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − λ m̂ / (√v̂ + ε), with g the gradient plus decay · w."""
+    g = grads + decay * values
+    first.lerp_(g, 1 - beta1)
+    second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    correction1 = 1 - beta1**steps
+    correction2 = (1 - beta2**steps).sqrt()
+    values.sub_(rate / correction1 * first / (second.sqrt() / correction2 + eps))
+
+
+def sgd_(
+    values: Tensor, grads: Tensor, rate: Tensor, decay: Tensor, velocity: Tensor, momentum: float, nesterov: bool
+) -> None:
+    """v ← μv + g, w ← w − λ(g + μv) with Nesterov's momentum, else w ← w − λv, with g the gradient plus decay · w."""
+    g = grads + decay * values
+    velocity.mul_(momentum).add_(g)
+    values.sub_(rate * (g + momentum * velocity if nesterov else velocity))
