@@ -4,23 +4,29 @@ Inside a neighbourhood Σ_{pairs} x_i x_j = (S² − n)/2 with S = Σ x_i, so wi
 
     p(x) ∝ exp(J S²/2 − Σ h_i x_i).
 
-Three exact ways, chosen by row:
+exp(J S²/2) is a Gaussian integral over an auxiliary field u (Hubbard–Stratonovich), so that
 
-* **Two states.** Where J n > 40 + 2 max|h_i| every other state together has less mass than n·e^−40: the row is kept
-  whole with probability σ(−2 Σ h_i).
+    p(u) ∝ exp(−u²/2J) Π 2cosh(u − h_i),    p(x | u) = Π σ(2 x_i (u − h_i)):
+
+given u all spins are independent, and a row needs one number u. It is drawn in one of three exact ways:
+
+* **Two states.** Where J n > 40 + 2 max|h_i| all but the two uniform states together have less mass than n·e^−40: the
+  row is kept whole with probability σ(−2 Σ h_i), and u is not needed.
 * **Recursion over S** for small n. Given S the coupling is constant, so S is drawn from e_s(y)·exp(J S²/2) with e_s the
-  elementary symmetric polynomials of the odds y_i = exp(−2 h_i), and the spins one by one given what is left of S.
-* **Auxiliary field** for large n (Hubbard–Stratonovich). exp(J S²/2) is a Gaussian integral over u, so that
-  p(u) ∝ exp(−u²/2J) Π 2cosh(u − h_i), and given u all spins are independent with P(x_i = +1) = σ(2(u − h_i)).
-  On a lattice of spacing δ the sum over u equals the integral up to a factor 1 ± 2 exp(−2π² J/δ²) (Poisson summation):
-  5·10^−11 at δ = 0.9 √J. Σ log cosh(u − h_i) is replaced by its Taylor polynomial in the h_i around their mean, which
-  costs O(n + lattice), and that proposal is accepted or rejected with the one exact value at the drawn u. A rejected
-  row is drawn again from the full lattice, so the law stays exact.
+  elementary symmetric polynomials of the odds y_i = exp(−2 h_i), and then u from the normal law N(J S, J).
+* **Lattice** for large n. On a lattice of spacing δ the sum over u equals the integral up to a factor
+  1 ± 2 exp(−2π² J/δ²) (Poisson summation): 5·10^−11 at δ = 0.9 √J. Σ log cosh(u − h_i) is replaced by its Taylor
+  polynomial in the h_i around their mean, which costs O(n + lattice), and that proposal is accepted or rejected with
+  the one exact value at the drawn u. A row whose proposal is rejected is drawn again from the exact density on the
+  lattice, so the law stays exact.
+
+docs/theory.md derives all of it. Everything about u is in float64.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,8 +37,9 @@ from .source import Source
 RECURSION_LIMIT = 32
 SPACING = 0.9  # of the lattice, in units of √J
 REACH = 6.5  # of the lattice beyond ±Jn, in units of √J
+CERTAIN = 40.0  # what has less than e^−40 of the mass is left out
 ROOM = 650.0  # exponents that float64 holds
-BUDGET = 1 << 23  # numbers held at once by the full lattice
+BLOCK = 1 << 17  # numbers worked on at once: small enough to stay in the cache
 
 
 def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
@@ -41,116 +48,145 @@ def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
     if size == 1:
         return independent.draw(field, source)
     uniform, spins = source.uniform(3), source.uniform(size)
-    total = field.sum(1, keepdim=True)
-    extreme = torch.maximum(field.amax(1, keepdim=True), -field.amin(1, keepdim=True))
-    mask = (uniform[:, :1] < (-2 * total).sigmoid()).repeat(1, size)
-    open_rows = (coupling * size <= 40 + 2 * extreme).flatten().nonzero().flatten()
-    if len(open_rows) == 0:
-        return mask
-    whole = len(open_rows) == len(field)
-    if not whole:
-        field, coupling = field[open_rows], coupling[open_rows]
-        uniform, spins = uniform[open_rows], spins[open_rows]
-    way = _recursion if size <= RECURSION_LIMIT else _auxiliary
-    part = way(field, coupling, uniform, spins)
-    return part if whole else mask.index_copy_(0, open_rows, part)
+    if size <= RECURSION_LIMIT:  # few columns: a row is a column of the transpose, so that memory is walked along rows
+        # Each run's random numbers are only laid out anew, so that it has the same ones alone as among others.
+        spins = torch.cat([part.reshape(size, -1) for part in spins.split(source.rows)], 1)
+        return _draw(field.T.contiguous(), coupling.T, uniform.T.contiguous(), spins, 0, by_recursion).T
+    return _draw(field, coupling, uniform, spins, 1, by_lattice)
+
+
+def _draw(
+    field: Tensor,
+    coupling: Tensor,
+    uniform: Tensor,
+    spins: Tensor,
+    along: int,
+    auxiliary: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """A mask, with a neighbourhood's elements ``along`` that dimension of all arguments."""
+    size, rows = field.shape[along], 1 - along
+    total = field.sum(along, keepdim=True)
+    extreme = torch.maximum(field.amax(along, keepdim=True), -field.amin(along, keepdim=True))
+    ordered = uniform.narrow(along, 0, 1) < (-2 * total).sigmoid_()
+    open_rows = (coupling * size <= CERTAIN + 2 * extreme).flatten().nonzero().flatten()
+    if len(open_rows) == field.shape[rows]:
+        u = auxiliary(field, coupling, uniform.double())
+        return spins < (u.to(field.dtype) - field).mul_(2).sigmoid_()
+    mask = ordered.expand(field.shape).clone()
+    if len(open_rows):
+        field, coupling, uniform, spins = (t.index_select(rows, open_rows) for t in (field, coupling, uniform, spins))
+        u = auxiliary(field, coupling, uniform.double())
+        mask.index_copy_(rows, open_rows, spins < (u.to(field.dtype) - field).mul_(2).sigmoid_())
+    return mask
 
 
 # -- recursion over S ------------------------------------------------------------------------------------------------
 
 
-def _recursion(field: Tensor, coupling: Tensor, uniform: Tensor, spins: Tensor) -> Tensor:
-    size = field.shape[1]
-    need = 2 * field.abs().sum(1) + coupling.flatten() * (size * size / 2)
-    fits = need < ROOM
-    h, j = field.double().T.contiguous(), coupling.double().flatten()
-    u, v = uniform[:, 0].double(), spins.T
+def by_recursion(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
+    """u of every row by way of S, (1, rows): ``field`` is (n, rows), ``coupling`` (1, rows), ``uniform`` (3, rows)."""
+    size = len(field)
+    u = torch.empty_like(uniform[:1])
+    step = max(1, BLOCK // size)
+    for h, j, chance, out in zip(*(t.split(step, 1) for t in (field.double(), coupling.double(), uniform, u))):
+        total = _magnetisation(h, j[0]).cumsum(0)
+        kept = (total <= chance[0] * total[-1]).sum(0, keepdim=True).clamp_(max=size)
+        out.copy_(j * (2 * kept - size) + j.sqrt() * torch.special.ndtri(chance[1:2]))
+    return u
+
+
+def _magnetisation(h: Tensor, j: Tensor) -> Tensor:
+    """p(S) of every column up to a factor, (n + 1, rows), in the way that float64 can hold."""
+    fits = 2 * h.abs().sum(0) + j * (len(h) ** 2 / 2) < ROOM
     if bool(fits.all()):
-        return _by_products(h, j, u, v).T
-    out = torch.empty(size, len(field), dtype=torch.bool, device=field.device)
+        return _by_products(h, j)
+    weights = h.new_empty(len(h) + 1, len(j))
     for way, which in ((_by_products, fits), (_by_logarithms, ~fits)):
-        index = which.nonzero().flatten()
-        if len(index):
-            out[:, index] = way(h[:, index], j[index], u[index], v[:, index].contiguous())
-    return out.T
+        weights[:, which] = way(h[:, which], j[which])
+    return weights
 
 
-def _by_products(h: Tensor, j: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Elementary symmetric polynomials as they are; tables[k][s + 1] is e_s of the first k odds, 0 at the ends."""
+def _by_products(h: Tensor, j: Tensor) -> Tensor:
+    """e_s(y) exp(J S²/2) up to a factor, by products and sums as they are."""
     size, rows = h.shape
     odds = (-2 * h).exp_()
-    table = h.new_zeros(3, rows)
-    table[1] = 1.0
-    tables = [table]
+    table = h.new_zeros(size + 1, rows)
+    table[0] = 1.0
     for k in range(size):
-        grown = h.new_zeros(k + 4, rows)
-        grown[1:-1] = table[1:]
-        grown[2:-1] += odds[k] * table[1:-1]
-        tables.append(table := grown)
-    magnetisation = torch.arange(-size, size + 1, 2, device=h.device, dtype=h.dtype)[:, None]
-    # Only the differences of J S²/2 matter: taking off the largest keeps the exponent at or below zero.
-    weights = table[1:-1] * ((magnetisation.square() - size * size) * (j / 2)).exp_()
-    total = weights.cumsum(0)
-    s = (total <= u * total[-1]).sum(0, keepdim=True).clamp_(max=size)
-    out = torch.empty(size, rows, dtype=torch.bool, device=h.device)
-    for k in reversed(range(size)):
-        up = odds[k] * tables[k].gather(0, s)[0]
-        kept = v[k] * (up + tables[k].gather(0, s + 1)[0]) < up
-        out[k] = kept
-        s -= kept.long()
-    return out
+        table[1 : k + 2] += odds[k] * table[: k + 1]
+    return table.mul_(_pull(size, j).exp_())
 
 
-def _by_logarithms(h: Tensor, j: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The same recursion on logarithms, for fields whose products float64 cannot hold."""
+def _by_logarithms(h: Tensor, j: Tensor) -> Tensor:
+    """The same on logarithms, for fields whose products float64 cannot hold."""
     size, rows = h.shape
-    table = h.new_full((3, rows), -math.inf)
-    table[1] = 0.0
-    tables = [table]
+    table = h.new_full((size + 1, rows), -math.inf)
+    table[0] = 0.0
     for k in range(size):
-        grown = h.new_full((k + 4, rows), -math.inf)
-        grown[1:-1] = torch.logaddexp(table[1:], table[:-1] - 2 * h[k])
-        tables.append(table := grown)
-    magnetisation = torch.arange(-size, size + 1, 2, device=h.device, dtype=h.dtype)[:, None]
-    total = (table[1:-1] + magnetisation.square() * (j / 2)).softmax(0).cumsum(0)
-    s = (total <= u * total[-1]).sum(0, keepdim=True).clamp_(max=size)
-    out = torch.empty(size, rows, dtype=torch.bool, device=h.device)
-    for k in reversed(range(size)):
-        up = tables[k].gather(0, s)[0] - 2 * h[k]
-        kept = v[k].double().logit() < up - tables[k].gather(0, s + 1)[0]
-        out[k] = kept
-        s -= kept.long()
-    return out
+        table[1 : k + 2] = torch.logaddexp(table[1 : k + 2], table[: k + 1] - 2 * h[k])
+    return table.add_(_pull(size, j)).softmax(0)
 
 
-# -- auxiliary field -------------------------------------------------------------------------------------------------
+def _pull(size: int, j: Tensor) -> Tensor:
+    """J S²/2 of every S, less its largest value."""
+    magnetisation = torch.arange(-size, size + 1, 2, device=j.device, dtype=j.dtype)[:, None]
+    return (magnetisation.square() - size * size) * (j / 2)
 
 
-def _auxiliary(field: Tensor, coupling: Tensor, uniform: Tensor, spins: Tensor) -> Tensor:
+# -- lattice ---------------------------------------------------------------------------------------------------------
+
+
+def by_lattice(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
+    """u of every row, (rows, 1), from the lattice; ``uniform`` is (rows, 3)."""
     size = field.shape[1]
+    u = torch.empty_like(uniform[:, :1])
+    reach = math.ceil((size * math.sqrt(float(coupling.max())) + REACH) / SPACING)
+    step = max(1, BLOCK // max(size, 2 * reach + 1))
+    for h, j, chance, out in zip(*(t.split(step) for t in (field, coupling, uniform, u))):
+        h, j = h.double(), j.double()
+        moments, error = expansion(h)
+        points = lattice(j, reach)
+        drawn = _pick(points, taylor(points, j, size, moments), chance[:, :1])
+        excess = log_density(drawn, h, j) - taylor(drawn, j, size, moments) - error
+        accepted = (chance[:, 1:2].log() < excess) & (error < 1.0)
+        rejected = (~accepted).flatten().nonzero().flatten()
+        for again in rejected.split(max(1, 2 * BLOCK // (size * points.shape[1]))) if len(rejected) else ():
+            drawn[again] = _from_density(points[again], h[again], j[again], chance[again, 2:])
+        out.copy_(drawn)
+    return u
+
+
+def lattice(coupling: Tensor, reach: int) -> Tensor:
+    """2 · reach + 1 points of u around 0, (rows, points)."""
+    steps = torch.arange(-reach, reach + 1, device=coupling.device, dtype=coupling.dtype)
+    return SPACING * coupling.sqrt() * steps
+
+
+def log_density(u: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
+    """log p(u) + constant = −u²/2J + Σ log 2cosh(u − h_i), the sum over the last dimension."""
+    return _log_cosh(u - field).sum(-1, keepdim=True) - _cost(u, coupling)
+
+
+def expansion(field: Tensor) -> tuple[Tensor, Tensor]:
+    """The fields' mean, Σ(h − mean)², Σ(h − mean)³ as (rows, 3), and a bound on what the polynomial leaves out."""
     mean = field.mean(1, keepdim=True)
     away = field - mean
     second = away.square()
-    error = second.square().sum(1, keepdim=True) / 12  # bounds the Taylor remainder: |L''''| ≤ 2
-    moments = (mean, second.sum(1, keepdim=True), (second * away).sum(1, keepdim=True))
-    lattice = _lattice(coupling, size)
-    u = _pick(lattice, _taylor(lattice, coupling, size, *moments), uniform[:, :1])
-    true = _log_density(u, field, coupling)
-    guess = _taylor(u, coupling, size, *moments)
-    accepted = (uniform[:, 1:2].log() < true - guess - error) & (error < 1.0)
-    again = (~accepted).flatten().nonzero().flatten()
-    for part in again.split(max(1, BUDGET // (lattice.shape[1] * size))) if len(again) else ():
-        points, h, j = lattice[part], field[part], coupling[part]
-        exact = _log_density(points[:, :, None], h[:, None, :], j[:, :, None]).squeeze(2)
-        u[part] = _pick(points, exact, uniform[part, 2:])
-    return spins < (2 * (u - field)).sigmoid_()
+    moments = torch.cat([mean, second.sum(1, keepdim=True), (second * away).sum(1, keepdim=True)], 1)
+    return moments, second.square().sum(1, keepdim=True) / 12  # the fourth derivative of log cosh is within ±2
 
 
-def _lattice(coupling: Tensor, size: int) -> Tensor:
-    """Points of u covering every S from −n to n, (rows, points)."""
-    root = coupling.sqrt()
-    points = math.ceil(float((size * root.max() + REACH) / SPACING))
-    return SPACING * root * torch.arange(-points, points + 1, device=coupling.device, dtype=coupling.dtype)
+def taylor(u: Tensor, coupling: Tensor, size: int, moments: Tensor) -> Tensor:
+    """log p(u) + constant with log 2cosh expanded to third order in h_i − mean."""
+    mean, second, third = moments.split(1, 1)
+    v = u - mean
+    t = v.tanh()
+    return size * _log_cosh(v) + (1 - t * t) * (second / 2 + t * third / 3) - _cost(u, coupling)
+
+
+def _cost(u: Tensor, coupling: Tensor) -> Tensor:
+    """u²/2J, which is 0 on the lattice of J = 0 (all its points are 0)."""
+    return u.square() / (2 * coupling).clamp_min(torch.finfo(u.dtype).tiny)
 
 
 def _log_cosh(x: Tensor) -> Tensor:
@@ -159,21 +195,31 @@ def _log_cosh(x: Tensor) -> Tensor:
     return size + torch.log1p((-2 * size).exp_())
 
 
-def _log_density(u: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
-    """log p(u) + constant = −u²/2J + Σ log 2cosh(u − h_i), the sum over the last dimension."""
-    return _log_cosh(u - field).sum(-1, keepdim=True) - u.square() / (2 * coupling)
-
-
-def _taylor(u: Tensor, coupling: Tensor, size: int, mean: Tensor, second: Tensor, third: Tensor) -> Tensor:
-    """log p(u) with log 2cosh expanded to third order in h_i − mean."""
-    v = u - mean
-    t = v.tanh()
-    bend = 1 - t * t
-    return size * _log_cosh(v) + bend * (second / 2 + t * third / 3) - u.square() / (2 * coupling)
-
-
 def _pick(points: Tensor, log_weights: Tensor, uniform: Tensor) -> Tensor:
     """One point per row, with probability proportional to exp(log_weights)."""
-    total = log_weights.double().softmax(1).cumsum(1)
-    index = torch.searchsorted(total, uniform.double() * total[:, -1:], right=True)
+    total = log_weights.softmax(1).cumsum(1)
+    index = torch.searchsorted(total, uniform * total[:, -1:], right=True)
     return points.gather(1, index.clamp_(max=points.shape[1] - 1))
+
+
+def _from_density(points: Tensor, field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
+    """One of the points from the density itself, which is worked out only where it is not negligible."""
+    points = _window(points, field, coupling)
+    exact = log_density(points[:, :, None], field[:, None, :], coupling[:, :, None]).squeeze(2)
+    return _pick(points, exact, uniform)
+
+
+def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
+    """Those points that can have mass, the same number for each row.
+
+    Σ|u − h_i| ≤ Σ log 2cosh(u − h_i) ≤ Σ|u − h_i| + n log 2, and Σ|u − h_i| needs only the sorted fields.
+    """
+    size = field.shape[1]
+    order = field.sort(1).values
+    below = torch.searchsorted(order, points)
+    partial = torch.nn.functional.pad(order.cumsum(1), (1, 0))
+    distance = (2 * below - size) * points + partial[:, -1:] - 2 * partial.gather(1, below)
+    least = distance - _cost(points, coupling)
+    possible = least >= least.amax(1, keepdim=True) - size * math.log(2.0) - CERTAIN
+    count = int(possible.sum(1).max())
+    return points.gather(1, least.topk(count, 1).indices) if count < points.shape[1] else points
