@@ -102,7 +102,7 @@ class Quadratic(Hamiltonian):
     structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")
 
     def __post_init__(self) -> None:
-        if not 0 < self.coupling < math.inf:
+        if not isinstance(self.coupling, (int, float)) or not 0 < self.coupling < math.inf:
             raise UserError(f"coupling is {self.coupling!r}: allowed are positive numbers")
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
@@ -204,13 +204,14 @@ def energy(
     """
     check_sparsity(sparsity)
     kind = as_structure(structure)
-    weight = check_weight(weight).double()
+    weight = check_weight(weight)
     chosen = as_hamiltonian(hamiltonian, kind)
     mask = check_mask(mask, weight.shape)
     lead = mask.shape[: mask.dim() - weight.dim()]
-    if isinstance(chosen, Binary):
+    if isinstance(chosen, Binary):  # in the weight's own precision, in which x_cvg is what it is everywhere else
         differs = (mask != converged_mask(weight, sparsity, kind)).flatten(len(lead)).any(-1)
         return differs.double()
+    weight = weight.double()
     means = mean_squares(weight, kind)
     field = chosen.field(kind.rows(weight).square(), means[:, None], quantile(means, sparsity))
     stack = mask.reshape(-1, *weight.shape)

@@ -47,6 +47,8 @@ class Site:
     def checked(self) -> Site:
         """The same site with its sampler resolved, or a sentence saying what is wrong."""
         self.hamiltonian.check(self.structure)
+        if not 0 <= self.hamiltonian.coupling < math.inf:
+            raise UserError(f"coupling is {self.hamiltonian.coupling!r}: allowed are numbers from 0 up")
         check_sparsity(self.sparsity)
         return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
 
@@ -92,7 +94,7 @@ class Law:
         """x_cvg of every site."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            means = group.means(group.rows(weights))
+            means = group.means(group.squares(weights))
             group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
         return masks
 
@@ -120,13 +122,13 @@ class _Group:
         make = lambda: torch.tensor(self.counts, dtype=torch.float64) * self.size  # noqa: E731
         return self.segments.constant("weights", device, make)
 
-    def rows(self, weights: Sequence[Tensor]) -> Tensor:
+    def squares(self, weights: Sequence[Tensor]) -> Tensor:
+        """w² of all sites, (rows, n), in float32 or better."""
         parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
         stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+        return stacked.to(torch.promote_types(stacked.dtype, torch.float32)).square()
 
-    def means(self, rows: Tensor) -> Tensor:
-        squares = rows.square()
+    def means(self, squares: Tensor) -> Tensor:
         return squares.flatten() if self.size == 1 else squares.mean(1)
 
     def draw(
@@ -138,54 +140,55 @@ class _Group:
         draws: int = 1,
     ) -> Tensor:
         """A mask (draws · rows, n); more than one draw only for a single site."""
-        rows = self.rows(weights)
-        means = self.means(rows)
-        counts = [count * draws for count in self.run_rows]
-        source = Source([generators[r] for r in self.runs], counts, self.size, rows.device)
+        squares = self.squares(weights)
+        means = self.means(squares)
+        streams = [generators[r] for r in self.runs]
         if isinstance(self.hamiltonian, Binary):
-            return self._draw_binary(means, betas, source, draws)
-        threshold = self.segments.thresholds(means)[:, None]
-        beta = betas[self.site_run(rows.device)][:, None].to(rows.dtype)
+            return self._draw_binary(means, betas, streams, draws)
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
+        threshold = self.segments.thresholds(means)
+        beta = betas[self.site_run(means.device)].to(means.dtype)
         if len(self.sites) > 1:
-            site = self.segments.segment(rows.device)
-            threshold, beta = threshold[site], beta[:1] if len(self.runs) == 1 else beta[site]
-        step = len(rows) if rows.numel() <= CHUNK else max(1, CHUNK // 4 // self.size)
-        if step >= len(rows):
-            return self._draw_rows(rows, means, threshold, beta, source, sweeps, draws)
-        parts = zip(rows.split(step), means.split(step))  # one huge layer: bounded memory
-        masks = (self._draw_rows(r, m, threshold, beta, source.narrow(len(r)), sweeps) for r, m in parts)
-        mask = torch.empty(rows.shape, dtype=torch.bool, device=rows.device)
-        for target, part in zip(mask.split(step), masks):
-            target.copy_(part)
+            threshold = self.segments.spread(threshold)
+            beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
+        columns = (squares, means[:, None], threshold[:, None], beta[:, None])
+        if max(self.run_rows) * self.size <= CHUNK:
+            return self._draw_rows(columns, source, sweeps, draws)
+        mask = torch.empty(squares.shape, dtype=torch.bool, device=means.device)  # huge layers: bounded memory
+        for run, rows in enumerate(self.run_rows):
+            for part in self._parts(run, rows):
+                some = [c[part] if len(c) > 1 else c for c in columns]
+                mask[part] = self._draw_rows(some, source.narrow(part.stop - part.start, run), sweeps)
         return mask
 
-    def _draw_rows(
-        self,
-        rows: Tensor,
-        means: Tensor,
-        threshold: Tensor,
-        beta: Tensor,
-        source: Source,
-        sweeps: int,
-        draws: int = 1,
-    ) -> Tensor:
-        field = self.hamiltonian.field(rows.square(), means[:, None], threshold) * beta
+    def _parts(self, run: int, rows: int) -> list[slice]:
+        """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
+        first, step = sum(self.run_rows[:run]), rows
+        if rows * self.size > CHUNK:
+            step = max(1, CHUNK // 4 // self.size)
+        return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
+
+    def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
+        squares, means, threshold, beta = columns
+        field = self.hamiltonian.field(squares, means, threshold) * beta
         field = field.repeat(draws, 1) if draws > 1 else field
-        coupling = (beta * self.hamiltonian.coupling).expand(len(field), 1)
+        coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
         return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
 
-    def _draw_binary(self, means: Tensor, betas: Tensor, source: Source, draws: int) -> Tensor:
+    def _draw_binary(
+        self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
+    ) -> Tensor:
         assert isinstance(self.hamiltonian, Binary)
-        site, first = self.segments.segment(means.device), self.segments.first(means.device)
-        weights = self.site_weights(means.device)
-        beta = self.hamiltonian.absolute(betas[self.site_run(means.device)].double(), weights)
+        device = means.device
+        weights = self.site_weights(device)
+        beta = self.hamiltonian.absolute(betas[self.site_run(device)].double(), weights)
         log_p = log_p_converged(beta.clamp_min(0), weights)
-        converged = self.segments.converged(means)[:, None]
-        if draws > 1:
-            again = torch.arange(draws, device=means.device)
-            site, first = again.repeat_interleave(len(means)), again * len(means)
-            log_p, converged = log_p.expand(draws), converged.repeat(draws, 1)
-        return two_point.draw(converged, log_p, site, first, source)
+        sites = [sum(site.run == run for site in self.sites) * draws for run in self.runs]
+        chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
+        chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
+        converged = self.segments.converged(means).repeat(draws)
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
+        return two_point.draw(converged[:, None], chosen[:, None], source)
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""

@@ -118,7 +118,10 @@ def _check_whole(name: str, value: int) -> None:
 
 def check_beta(beta: float) -> float:
     """β is a number from 0 to infinity."""
-    value = float(beta)
+    try:
+        value = float(beta)
+    except (TypeError, ValueError):
+        value = math.nan
     if not value >= 0:
         raise UserError(f"beta is {beta!r}: allowed are numbers from 0 up, infinity included")
     return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -86,6 +86,12 @@ class Weight(Structure):
     def split(self, shape: Sequence[int]) -> int:
         return 1
 
+    def rows(self, weight: Tensor) -> Tensor:
+        return weight.reshape(-1, 1)  # in the tensor's own order, however the layer lays it out
+
+    def unrows(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        return rows.reshape(*rows.shape[:-2], *shape)
+
 
 @dataclass(frozen=True)
 class Kernel(Structure):
@@ -127,17 +133,15 @@ PRUNABLE = (
 
 def as_structure(structure: str | Structure, module: nn.Module | None = None) -> Structure:
     """A structure from its name or object, laid out as ``module`` stores its weight."""
-    if isinstance(structure, Structure):
-        kind = type(structure)
-        if module is None:
-            return structure
-    elif isinstance(structure, str) and structure in STRUCTURES:
-        kind = STRUCTURES[structure]
-    else:
+    if isinstance(structure, str) and structure in STRUCTURES:
+        structure = STRUCTURES[structure]()
+    if not isinstance(structure, Structure):
         raise UserError(f"unknown structure {structure!r}: allowed are {', '.join(map(repr, STRUCTURES))}")
+    if module is None:
+        return structure
     transposed = bool(getattr(module, "transposed", False))
     groups = int(getattr(module, "groups", 1)) if transposed else 1
-    return kind(transposed=transposed, groups=groups)
+    return replace(structure, transposed=transposed, groups=groups)
 
 
 def check_mask(mask: Tensor, shape: Sequence[int]) -> Tensor:

@@ -36,9 +36,14 @@ def check_sparsity(sparsity: float) -> float:
 def position(sparsity: float, count: int) -> tuple[int, float]:
     """Where Q lies among ``count`` sorted values: p(M − 1) as a whole number and a fraction of a gap.
 
-    The decimal p that the user wrote is taken exactly, so that 0.29·100 is 29 and not 28.999….
+    The p that the user meant is taken exactly: where p is the floating-point number nearest to k/(M − 1), the
+    result is k, so that 0.29·100 is 29 and not 28.999…, and (1/3)·3 is 1.
     """
-    where = Fraction(repr(check_sparsity(sparsity))) * (count - 1)
+    value = check_sparsity(sparsity)
+    nearest = round(value * (count - 1))
+    if count > 1 and nearest / (count - 1) == value:
+        return nearest, 0.0
+    where = Fraction(value) * (count - 1)
     low = math.floor(where)
     return low, float(where - low)
 
@@ -132,6 +137,7 @@ class Segments:
         self.keep = [kept_count(p, m) for p, m in zip(sparsities, lengths)]
         self.low, self.fraction = map(list, zip(*map(position, sparsities, lengths)))
         self._constants: dict[tuple[str, torch.device], Tensor] = {}
+        self._selections: dict[torch.device, Callable[[Tensor], tuple[Tensor, Tensor]]] = {}
 
     def constant(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """An index tensor made once per device and kept, as a captured CUDA graph needs it."""
@@ -144,9 +150,11 @@ class Segments:
         lengths = torch.tensor(self.lengths)
         return self.constant("segment", device, lambda: torch.arange(len(lengths)).repeat_interleave(lengths))
 
-    def first(self, device: torch.device) -> Tensor:
-        """The first element of each segment."""
-        return self.constant("first", device, lambda: torch.tensor(self.starts[:-1]))
+    def spread(self, values: Tensor) -> Tensor:
+        """One value per segment, given to each of its elements."""
+        if values.device.type == "cpu":
+            return torch.from_numpy(np.repeat(values.numpy(), self.lengths))  # several times as fast as an index
+        return values[self.segment(values.device)]
 
     def _fractions(self, device: torch.device) -> Tensor:
         return self.constant("fraction", device, lambda: torch.tensor(self.fraction, dtype=torch.float64))
@@ -178,11 +186,11 @@ class Segments:
         return self._sorted(values)
 
     def _radix(self, values: Tensor) -> Tensor:
-        from .threshold_triton import order_statistics
+        from .threshold_triton import Selection
 
-        starts = self.constant("starts", values.device, lambda: torch.tensor(self.starts))
-        ranks = self.constant("low", values.device, lambda: torch.tensor(self.low))
-        below, above = order_statistics(values, starts, ranks)
+        if values.device not in self._selections:
+            self._selections[values.device] = Selection(self.lengths, self.low, values.device)
+        below, above = self._selections[values.device](values)
         return torch.lerp(below, above, self._fractions(values.device).float())
 
     def _selected(self, values: Tensor) -> Tensor:

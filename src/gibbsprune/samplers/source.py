@@ -49,10 +49,10 @@ class Source:
             fill(part)
         return out
 
-    def narrow(self, rows: int) -> Source:
-        """The same stream, which must be a single run's, for the next ``rows`` rows."""
-        part = Source(self.generators, [rows], self.size, self.device)
-        part.fills = self.fills
+    def narrow(self, rows: int, run: int = 0) -> Source:
+        """The same stream of one run, for the next ``rows`` rows."""
+        part = Source([self.generators[run]], [rows], self.size, self.device)
+        part.fills = [self.fills[run]]
         return part
 
     def seeds(self) -> Tensor:

@@ -8,13 +8,11 @@ from torch import Tensor
 from .source import Source
 
 
-def draw(converged: Tensor, log_p: Tensor, layer: Tensor, first: Tensor, source: Source) -> Tensor:
-    """A mask (rows, n) for several layers at once.
+def choose(log_p: Tensor, source: Source) -> Tensor:
+    """Which layers take x_cvg: one decision per layer, with probability p_cvg given as its logarithm."""
+    return source.uniform(1)[:, 0].double().log_() < log_p
 
-    ``converged`` is x_cvg as (rows, 1), ``log_p`` log p_cvg per layer, ``layer`` the layer of each row and
-    ``first`` the first row of each layer (whose random number decides for the whole layer).
-    """
-    coin = source.uniform(1)[first, 0].double()
-    chosen = coin.log_() < log_p
-    bits = source.uniform(source.size) < 0.5
-    return torch.where(chosen[layer, None], converged, bits)
+
+def draw(converged: Tensor, chosen: Tensor, source: Source) -> Tensor:
+    """A mask (rows, n): x_cvg, given as (rows, 1), in the ``chosen`` (rows, 1), elsewhere uniform."""
+    return torch.where(chosen, converged, source.uniform(source.size) < 0.5)
