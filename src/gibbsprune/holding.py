@@ -22,8 +22,8 @@ _held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def hold(parameter: nn.Parameter, mask: Tensor) -> None:
     """Keeps ``parameter`` zero where ``mask`` is False, as long as the parameter lives."""
     if parameter not in _held and parameter.requires_grad:
-        parameter.register_hook(lambda gradient: gradient * _mask_on(parameter, gradient.device))
-    _held[parameter] = mask.clone()
+        parameter.register_hook(lambda gradient: gradient.masked_fill(_pruned_on(parameter, gradient.device), 0))
+    _held[parameter] = ~mask
 
 
 def hold_zeros(model: nn.Module) -> nn.Module:
@@ -40,11 +40,11 @@ def hold_zeros(model: nn.Module) -> nn.Module:
     return model
 
 
-def _mask_on(parameter: nn.Parameter, device: torch.device) -> Tensor:
-    mask = _held[parameter]
-    if mask.device != device:
-        _held[parameter] = mask = mask.to(device)
-    return mask
+def _pruned_on(parameter: nn.Parameter, device: torch.device) -> Tensor:
+    pruned = _held[parameter]
+    if pruned.device != device:
+        _held[parameter] = pruned = pruned.to(device)
+    return pruned
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def _write_zeros(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in _held:
-                    parameter.mul_(_mask_on(parameter, parameter.device))
+                    parameter.masked_fill_(_pruned_on(parameter, parameter.device), 0)
 
 
 register_optimizer_step_post_hook(_write_zeros)

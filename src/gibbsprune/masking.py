@@ -37,7 +37,7 @@ class GibbsMasked(Masked):
     """The sampled mask while training, the converged mask x_cvg in ``eval()``.
 
     x_cvg follows the weights: it is recomputed when they have changed since it was last used, whoever changed
-    them (an optimiser, ``load_state_dict``, an EMA update), and only then.
+    them (an optimiser, ``load_state_dict``, an EMA update, also one through ``.data``), and only then.
     """
 
     converged: Tensor
@@ -46,7 +46,7 @@ class GibbsMasked(Masked):
         super().__init__(weight)
         self.structure, self.sparsity = structure, sparsity
         self.register_buffer("converged", torch.ones_like(weight, dtype=torch.bool), persistent=False)
-        self.seen = torch.full((2,), -1, dtype=torch.int64)  # on the CPU wherever the model is
+        self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
@@ -70,16 +70,27 @@ def refresh_(
 
     An operator of its own, so that ``torch.compile`` keeps it in the graph and it runs at every call.
     """
+    now = _state(weight)
+    if now[0] >= 0 and seen.tolist()[: len(now)] == now:
+        return
+    kind = STRUCTURES[structure](transposed=transposed, groups=groups)
+    converged.copy_(converged_mask(weight, sparsity, kind))
+    seen[: len(now)] = torch.tensor(now)
+
+
+def _state(weight: Tensor) -> list[int]:
+    """What tells one state of a weight from another: version, place, and the sum of its bits.
+
+    The sum is for writers that count no versions: ``weight.data``, numpy views, replayed CUDA graphs.
+    """
     try:
         version = weight._version
     except RuntimeError:  # inference tensors count no versions
         version = -1
-    now = torch.tensor([version, weight.data_ptr()])
-    if version >= 0 and torch.equal(seen, now):
-        return
-    kind = STRUCTURES[structure](transposed=transposed, groups=groups)
-    converged.copy_(converged_mask(weight, sparsity, kind))
-    seen.copy_(now)
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        return [version, weight.data_ptr()]  # a captured graph must not wait for a sum
+    bits = weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()])
+    return [version, weight.data_ptr(), int(bits.sum())]
 
 
 @refresh_.register_fake
@@ -107,10 +118,14 @@ def stored_weight(module: nn.Module) -> nn.Parameter:
 
 
 def burn(module: nn.Module, mask: Tensor) -> None:
-    """Multiplies the mask into the stored weight for good and removes the parametrisation.
+    """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
 
-    The parameter stays the same object, so optimisers that hold it go on working.
+    The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
+    its old order again, the weight before the bias, by which optimisers save and load their states.
     """
     with torch.no_grad():
-        stored_weight(module).mul_(mask)
+        stored_weight(module).masked_fill_(~mask, 0)
     parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+    parameters = module._parameters
+    for name in [name for name in parameters if name != "weight"]:
+        parameters[name] = parameters.pop(name)

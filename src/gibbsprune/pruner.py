@@ -75,10 +75,14 @@ class GibbsPruner:
         self._targets = _targets(sparsity, list(self._layers))
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
         sizes = [math.prod(site.shape) for site in self._sites.values()]
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise UserError(f"epochs is {epochs!r}: allowed are whole numbers from 1")
+        for what, value in (("epochs", epochs), ("sweeps", sweeps)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{what} is {value!r}: allowed are whole numbers from 1")
+        if not (schedule is None or callable(schedule)):
+            raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
         self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
         self.epoch, self.steps, self.finalized = 0, 0, False
+        self.set_epoch(0)  # the last that can refuse the arguments: from here on the model is changed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._laws: dict[tuple[str, ...], Law] = {}
         self.masks: dict[str, GibbsMasked] = {}
@@ -87,7 +91,6 @@ class GibbsPruner:
             self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity)  # type: ignore[arg-type]
         for name, module in self._layers.items():
             attach(module, self.masks[name])
-        self.set_epoch(0)
         self._draw()
 
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:

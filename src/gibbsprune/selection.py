@@ -47,7 +47,7 @@ def select(
     layers = {name: module for name, module in candidates.items() if name not in skipped}
     if not layers:
         raise UserError("the model has nothing to prune: include and exclude leave no layer")
-    _check(layers)
+    _check(model, layers)
     return layers, skipped
 
 
@@ -70,14 +70,19 @@ def _matches(rule: Rule, name: str, module: nn.Module) -> bool:
     return bool(rule(name, module))
 
 
-def _check(layers: dict[str, nn.Module]) -> None:
-    owners: dict[int, str] = {}
+def _check(model: nn.Module, layers: dict[str, nn.Module]) -> None:
+    users: dict[int, list[str]] = {}
+    for owner, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(owner)
     for name, module in layers.items():
-        if parametrize.is_parametrized(module, "weight"):
-            raise UserError(f"layer {name!r} already has a parametrised weight: remove that, or exclude the layer")
         weight = module.weight
+        if parametrize.is_parametrized(module, "weight") or not isinstance(weight, nn.Parameter):
+            raise UserError(f"layer {name!r} already has a parametrised weight: remove that, or exclude the layer")
         if isinstance(weight, UninitializedParameter):
             raise UserError(f"layer {name!r} has no weight yet: run the model once before pruning it")
-        if id(weight) in owners:
-            raise UserError(f"layers {owners[id(weight)]!r} and {name!r} share one weight: exclude one of them")
-        owners[id(weight)] = name
+        if others := [owner for owner in users[id(weight)] if owner != name]:
+            raise UserError(
+                f"layers {name!r} and {others[0]!r} share one weight, so that pruning one prunes the other: "
+                f"exclude both or untie them"
+            )
