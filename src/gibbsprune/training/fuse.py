@@ -8,9 +8,10 @@ network is the runs' own, concatenated along the first dimension, so run k's sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -38,6 +39,44 @@ class FusedLinear(nn.Module):
         out = torch.bmm(per_run, self.weight.unflatten(0, (self.runs, -1)).transpose(1, 2))
         out = out.transpose(0, 1).flatten(1)
         return out if self.bias is None else out + self.bias
+
+
+class FusedConv2d(nn.Conv2d):
+    """K convolutions side by side, as one grouped convolution or, where cuDNN is slow at that, as matrix products.
+
+    cuDNN has fast grouped kernels for stride 1 and as many outputs as inputs per group; others it runs group by group.
+    Those are written out: the taps of the kernel are strided slices of the padded input, stacked beside the channels,
+    and one batched product over the runs does the rest.
+    """
+
+    runs: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        square = self.in_channels == self.out_channels and self.stride == (1, 1)
+        per_run = self.groups // self.runs
+        if square or per_run > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return super().forward(x)
+        (pad_h, pad_w), weight = self.padding, self.weight
+        x = F.pad(x, (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1).unflatten(3, (self.runs, -1))
+        taps = torch.cat(list(self._taps(x)), 4)  # (B, H, W, K, taps · inputs)
+        factor = weight.permute(0, 2, 3, 1).flatten(1)  # (K · outputs, taps · inputs)
+        if spare := -taps.shape[4] % 8:  # tensor cores want rows of a multiple of 16 bytes
+            taps, factor = F.pad(taps, (0, spare)), F.pad(factor, (0, spare))
+        batch, height, width = taps.shape[:3]
+        columns = taps.reshape(-1, self.runs, taps.shape[4]).transpose(0, 1)
+        out = torch.bmm(columns, factor.unflatten(0, (self.runs, -1)).transpose(1, 2))  # (K, B · H · W, outputs)
+        out = out.transpose(0, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
+        return out if self.bias is None else out + self.bias[:, None, None]
+
+    def _taps(self, x: Tensor) -> Iterator[Tensor]:
+        """The padded input (B, H, W, …) as each tap of the kernel sees it."""
+        spans = []
+        for size, kernel, dilation, stride in zip(x.shape[1:3], self.kernel_size, self.dilation, self.stride):
+            reach = dilation * (kernel - 1)
+            spans.append([slice(k * dilation, size - reach + k * dilation, stride) for k in range(kernel)])
+        for rows in spans[0]:
+            for columns in spans[1]:
+                yield x[:, rows, columns]
 
 
 class CannotFuse(Exception):
@@ -76,6 +115,9 @@ def _fuse_module(name: str, models: Sequence[nn.Module]) -> nn.Module:
 def _widen(models: Sequence[nn.Module]) -> nn.Module:
     """The same layer K times as wide, with the runs' parameters one after another."""
     runs, wide = len(models), copy.deepcopy(models[0])
+    if type(wide) is nn.Conv2d:
+        wide.__class__ = FusedConv2d
+        wide.runs = runs  # type: ignore[assignment]
     for attribute in ("in_channels", "out_channels", "groups", "num_features", "num_groups", "num_channels"):
         if hasattr(wide, attribute):
             setattr(wide, attribute, getattr(wide, attribute) * runs)

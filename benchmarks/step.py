@@ -1,0 +1,123 @@
+"""The cost of masks: a training step with Gibbs pruning relative to a dense one, measured in the same run.
+
+Claim: on one NVIDIA H200, ResNet-56, batch 128, bfloat16, compiled and captured, at most 1.05 / 1.08 / 1.08 / 1.15 of the dense
+step for weight / kernel / filter-exact / filter-chromatic. Beside it the same network masked, with fixed masks, by
+torch.nn.utils.prune and by torch.ao.pruning.
+
+    python benchmarks/step.py [--model resnet56] [--device cuda] [--steps 50] [--out FILE]
+
+β runs through the paper's schedule: the table gives the ratio at its start, at epochs 30, 64 and 128, and the mean of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from typing import Any
+
+import torch
+from fleet import synthetic
+from torch import nn
+from torch.nn.utils import prune
+
+from gibbsprune.data.arrays import Arrays
+from gibbsprune.training.engine import Engine
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import RunSpec
+
+EPOCHS = (0, 30, 64, 128)
+CASES: dict[str, dict[str, Any]] = {
+    "dense": {"method": "dense"},
+    "weight": {},
+    "kernel": {"structure": "kernel"},
+    "filter-exact": {"structure": "filter", "sparsity": 0.75},
+    "filter-chromatic": {"structure": "filter", "sparsity": 0.75, "sampler": "chromatic"},
+    "torch.nn.utils.prune": {"method": "dense"},
+    "torch.ao.pruning": {"method": "dense"},
+}
+
+
+def mask_with_prune(model: nn.Module) -> None:
+    for module in list(model.modules())[2:]:
+        if isinstance(module, nn.Conv2d):
+            prune.random_unstructured(module, "weight", 0.9)
+
+
+def mask_with_ao(model: nn.Module) -> None:
+    from torch.ao.pruning import WeightNormSparsifier
+
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)][1:]
+    sparsifier = WeightNormSparsifier(sparsity_level=0.9)
+    sparsifier.prepare(model, [{"tensor_fqn": f"{name}.weight"} for name in layers])
+    sparsifier.step()
+
+
+def engine_for(case: str, model: str, arrays: Arrays, device: torch.device) -> Engine:
+    spec = RunSpec(data="cifar10", model=model, recipe=RECIPES["paper"], **CASES[case])
+    engine = Engine([spec], arrays, device)
+    if case == "torch.nn.utils.prune":
+        mask_with_prune(engine.model)
+    elif case == "torch.ao.pruning":
+        mask_with_ao(engine.model)
+    return engine
+
+
+def seconds(engine: Engine, epoch: int, steps: int) -> float:
+    """Seconds per step at the schedule's β of ``epoch``."""
+    engine.set_schedules(epoch)
+    synchronise = torch.cuda.synchronize if engine.device.type == "cuda" else (lambda: None)
+    for _ in range(6 if engine.device.type == "cuda" else 1):
+        engine.batches.cursor.zero_()
+        engine.step()
+    synchronise()
+    began = time.perf_counter()
+    for _ in range(steps):
+        engine.batches.cursor.zero_()
+        engine.step()
+    synchronise()
+    return (time.perf_counter() - began) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet56")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=50 if torch.cuda.is_available() else 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
+    print(f"{name}, torch {torch.__version__}, {args.model}, batch 128")
+    arrays = synthetic(2000)
+    rows, dense = [], None
+    for case in args.cases.split(","):
+        try:
+            engine = engine_for(case, args.model, arrays, device)
+            engine.begin_epoch(0)
+            times = [statistics.median(seconds(engine, e, args.steps) for _ in range(args.rounds)) for e in EPOCHS]
+        except Exception as error:
+            print(f"{case:<22} not measured: {error}", flush=True)
+            continue
+        dense = dense or statistics.fmean(times)
+        ratios = [t / dense for t in times]
+        rows.append({"case": case, "ms": [t * 1e3 for t in times], "ratios": ratios, "ratio": statistics.fmean(ratios)})
+        shown = "  ".join(f"{r:.3f}" for r in ratios)
+        print(
+            f"{case:<22} {statistics.fmean(times) * 1e3:9.3f} ms   ratio {rows[-1]['ratio']:.3f}   ({shown})",
+            flush=True,
+        )
+        if args.out:
+            with open(args.out, "w") as file:
+                json.dump(
+                    {"device": name, "torch": torch.__version__, "model": args.model, "rows": rows}, file, indent=1
+                )
+        del engine
+
+
+if __name__ == "__main__":
+    main()
