@@ -101,8 +101,9 @@ def _magnetisation(h: Tensor, j: Tensor) -> Tensor:
     if bool(fits.all()):
         return _by_products(h, j)
     weights = h.new_empty(len(h) + 1, len(j))
-    for way, which in ((_by_products, fits), (_by_logarithms, ~fits)):
-        weights[:, which] = way(h[:, which], j[which])
+    weights[:, ~fits] = _by_logarithms(h[:, ~fits], j[~fits])
+    if bool(fits.any()):
+        weights[:, fits] = _by_products(h[:, fits], j[fits])
     return weights
 
 
@@ -146,13 +147,15 @@ def by_lattice(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
         h, j = h.double(), j.double()
         moments, error = expansion(h)
         points = lattice(j, reach)
-        drawn = _pick(points, taylor(points, j, size, moments), chance[:, :1])
-        excess = log_density(drawn, h, j) - taylor(drawn, j, size, moments) - error
-        accepted = (chance[:, 1:2].log() < excess) & (error < 1.0)
+        accepted = error < 1.0
+        if bool(accepted.any()):
+            drawn = _pick(points, taylor(points, j, size, moments), chance[:, :1])
+            excess = log_density(drawn, h, j) - taylor(drawn, j, size, moments)
+            accepted &= chance[:, 1:2].log() < excess - error
+            out.copy_(drawn)
         rejected = (~accepted).flatten().nonzero().flatten()
-        for again in rejected.split(max(1, 2 * BLOCK // (size * points.shape[1]))) if len(rejected) else ():
-            drawn[again] = _from_density(points[again], h[again], j[again], chance[again, 2:])
-        out.copy_(drawn)
+        if len(rejected):
+            out[rejected] = _from_density(points[rejected], h[rejected], j[rejected], chance[rejected, 2:])
     return u
 
 
@@ -205,8 +208,10 @@ def _pick(points: Tensor, log_weights: Tensor, uniform: Tensor) -> Tensor:
 def _from_density(points: Tensor, field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
     """One of the points from the density itself, which is worked out only where it is not negligible."""
     points = _window(points, field, coupling)
-    exact = log_density(points[:, :, None], field[:, None, :], coupling[:, :, None]).squeeze(2)
-    return _pick(points, exact, uniform)
+    step = max(1, 2 * BLOCK // (field.shape[1] * points.shape[1]))
+    parts = zip(*(t.split(step) for t in (points, field, coupling)))
+    exact = [log_density(u[:, :, None], h[:, None, :], j[:, :, None]).squeeze(2) for u, h, j in parts]
+    return _pick(points, torch.cat(exact), uniform)
 
 
 def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
