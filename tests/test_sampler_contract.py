@@ -1,0 +1,682 @@
+"""The contract of every sampler: it draws from the law it claims to draw from.
+
+Empirical frequencies are held against probabilities from enumeration by chi-square tests. States whose expected
+count is under 20 are pooled, and the pool is held against the Poisson law, so that a state that must not occur is
+noticed. A single comparison fails where its p-value is under ALPHA = 1e-10. There are fewer than 4 000 comparisons
+in this file, so that all of them together raise a false alarm with probability under 4e-7 (and seeds are fixed).
+"""
+
+import itertools
+import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+import gibbsprune as gp
+from gibbsprune.errors import UserError
+from gibbsprune.hamiltonians import log_p_converged
+from gibbsprune.law import Site
+from gibbsprune.samplers import SAMPLERS, Source, chromatic, enumeration, exact, independent
+from gibbsprune.structures import STRUCTURES
+
+ALPHA = 1e-10
+DRAWS = 30_000
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def source(rows, size, seed=0):
+    return Source([seeded(seed)], [rows], size)
+
+
+# -- the statistics --------------------------------------------------------------------------------------------------
+
+
+def check_counts(counts, probabilities, label):
+    """Observed counts of states against their probabilities."""
+    counts, expected = np.asarray(counts, float), np.asarray(probabilities, float) * np.sum(counts)
+    assert math.isclose(expected.sum(), counts.sum(), rel_tol=1e-9), label
+    common = expected >= 20
+    rare, due = counts[~common].sum(), expected[~common].sum()
+    p_rare = min(1.0, 2 * min(stats.poisson.sf(rare - 1, due), stats.poisson.cdf(rare, due)))
+    assert p_rare > ALPHA, f"{label}: {rare:.0f} draws of rare states, {due:.3g} expected"
+    if common.sum() > 1:
+        seen, due = counts[common], expected[common] * counts[common].sum() / expected[common].sum()
+        p = stats.chi2.sf(((seen - due) ** 2 / due).sum(), len(due) - 1)
+        assert p > ALPHA, f"{label}: chi-square p-value {p:.3g}"
+
+
+def check_two_samples(first, second, label):
+    """Two histograms of the same law, cells pooled until each holds 40."""
+    first, second = np.asarray(first, float), np.asarray(second, float)
+    group, edges = 0.0, [0]
+    for i, both in enumerate(first + second):
+        group += both
+        if group >= 40:
+            edges.append(i + 1)
+            group = 0.0
+    table = np.array([np.add.reduceat(x, edges[:-1]) for x in (first, second)])
+    if table.shape[1] > 1:
+        p = stats.chi2_contingency(table).pvalue
+        assert p > ALPHA, f"{label}: two-sample p-value {p:.3g}"
+
+
+def check_means(sample, reference, label):
+    """Means over the rows of two samples of spins, spin by spin."""
+    variance = sample.var(0) / len(sample) + reference.var(0) / len(reference)
+    z = (sample.mean(0) - reference.mean(0)) / np.sqrt(variance + 1 / len(sample) ** 2)
+    p = 2 * stats.norm.sf(np.abs(z).max())
+    assert p > ALPHA, f"{label}: a single-spin mean is {np.abs(z).max():.1f} standard errors off"
+
+
+def codes(masks):
+    """Each mask of a stack as a number, its first element the lowest bit."""
+    flat = masks.reshape(len(masks), -1).numpy()
+    return flat @ (1 << np.arange(flat.shape[1]))
+
+
+def all_masks(count):
+    """All masks of ``count`` elements, in the order of their codes."""
+    return (np.arange(1 << count)[:, None] >> np.arange(count)) & 1 == 1
+
+
+# -- laws by hand, from nothing but the weights ------------------------------------------------------------------------
+
+
+def neighbourhoods(structure, shape):
+    """The flat indices of each neighbourhood."""
+    index = np.arange(math.prod(shape)).reshape(shape)
+    if structure == "weight":
+        return index.reshape(-1, 1)
+    if structure == "kernel":
+        return index.reshape(shape[0] * shape[1], -1)
+    return index.reshape(shape[0], -1)
+
+
+def halves(structure, shape):
+    """True for the elements of each neighbourhood's first half: by input channel, or inside a single one."""
+    if structure == "filter" and shape[1] > 1:
+        first = np.zeros(shape, bool)
+        first[:, : (shape[1] + 1) // 2] = True
+        return first.ravel()
+    first = np.zeros(math.prod(shape), bool)
+    for members in neighbourhoods(structure, shape):
+        first[members[: (len(members) + 1) // 2]] = True
+    return first
+
+
+def energies_by_hand(kind, weight, structure, sparsity, coupling, bipartite=False):
+    """H of all masks, pair by pair."""
+    w = weight.double().numpy()
+    groups = neighbourhoods(structure, w.shape)
+    squares = w.ravel() ** 2
+    means = np.array([squares[g].mean() for g in groups])
+    q = np.quantile(means, sparsity)
+    masks = all_masks(squares.size)
+    x = np.where(masks, 1.0, -1.0)
+    if kind == "binary":
+        kept = np.zeros(squares.size, bool)
+        kept[np.concatenate([g for g, m in zip(groups, means) if m > q])] = True
+        return (masks != kept).any(1).astype(float)
+    if kind == "sign":
+        field = np.empty(squares.size)
+        for g, m in zip(groups, means):
+            field[g] = np.sign(q - m)
+    elif kind == "abs":
+        field = np.sqrt(q) - np.abs(w.ravel())
+    else:
+        field = q - squares
+    total = x @ field
+    if kind == "quadratic":
+        first = halves(structure, w.shape)
+        for g in groups:
+            for i, j in itertools.combinations(g, 2):
+                if not bipartite or first[i] != first[j]:
+                    total -= coupling * x[:, i] * x[:, j]
+    return total
+
+
+def gibbs(energies, beta):
+    """p ∝ exp(−βH)."""
+    weights = np.exp(-beta * (energies - energies.min()))
+    return weights / weights.sum()
+
+
+# -- every possible combination ----------------------------------------------------------------------------------------
+
+HAMILTONIANS = {
+    "binary": gp.Binary(),
+    "sign": gp.Linear("sign"),
+    "square": gp.Linear("square"),
+    "abs": gp.Linear("abs"),
+    "quadratic": gp.Quadratic(),
+}
+SHAPES = {  # at most 12 spins in all
+    "weight": [(2, 4), (2, 1, 2, 2)],
+    "kernel": [(3, 1, 2, 2), (2, 2, 3), (2, 1, 2, 3), (2, 3)],
+    "filter": [(2, 5), (3, 2, 2, 1), (2, 2, 1, 3), (5, 1, 2)],
+}
+COMBINATIONS = [
+    ("binary", "weight", "two_point"),
+    ("binary", "kernel", "two_point"),
+    ("binary", "filter", "two_point"),
+    ("sign", "weight", "independent"),
+    ("sign", "weight", "enumeration"),
+    ("sign", "kernel", "independent"),
+    ("sign", "kernel", "enumeration"),
+    ("sign", "filter", "independent"),
+    ("sign", "filter", "enumeration"),
+    ("square", "weight", "independent"),
+    ("square", "weight", "enumeration"),
+    ("abs", "weight", "independent"),
+    ("abs", "weight", "enumeration"),
+    ("quadratic", "kernel", "exact"),
+    ("quadratic", "kernel", "enumeration"),
+    ("quadratic", "kernel", "chromatic"),
+    ("quadratic", "filter", "exact"),
+    ("quadratic", "filter", "enumeration"),
+    ("quadratic", "filter", "chromatic"),
+]
+BETAS = (0.1, 0.7, 3.0, 20.0, 150.0, 1e3, 1e4)
+
+
+def test_the_list_of_combinations_is_complete():
+    possible = []
+    for (kind, hamiltonian), structure in itertools.product(HAMILTONIANS.items(), STRUCTURES.values()):
+        for sampler in SAMPLERS:
+            try:
+                Site((2, 2, 3), structure(), hamiltonian, 0.5, sampler).checked()
+            except UserError:
+                continue
+            if sampler != "auto":
+                possible.append((kind, structure.name, sampler))
+    assert sorted(possible) == sorted(COMBINATIONS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure", "sampler", "shape"),
+    [(k, s, a, shape) for k, s, a in COMBINATIONS if a != "chromatic" for shape in SHAPES[s]],
+)
+def test_law_against_enumeration(kind, structure, sampler, shape):
+    generator = seeded(sum(shape) + len(sampler))
+    masks = torch.from_numpy(all_masks(math.prod(shape))).reshape(-1, *shape)
+    quadratic = ((0.15, 0.001), (0.15, 0.03), (1.0, 0.03), (1.0, 0.4))
+    for scale, coupling in quadratic if kind == "quadratic" else ((0.15, 0.0), (1.0, 0.0)):
+        weight = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+        hamiltonian = gp.Quadratic(coupling) if kind == "quadratic" else HAMILTONIANS[kind]
+        by_hand = energies_by_hand(kind, weight, structure, 0.45, coupling)
+        ours = gp.energy(masks, weight, hamiltonian, structure, 0.45).numpy()
+        np.testing.assert_allclose(ours, by_hand, atol=1e-12)
+        for beta in BETAS:
+            drawn = gp.sample(weight, hamiltonian, structure, 0.45, beta, sampler, draws=DRAWS, generator=generator)
+            counts = np.bincount(codes(drawn), minlength=len(masks))
+            label = f"{kind} {structure} {sampler} {shape} scale {scale} coupling {coupling} beta {beta}"
+            check_counts(counts, gibbs(by_hand, beta), label)
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure"), [(k, s) for k, s, a in COMBINATIONS if a in ("two_point", "independent", "exact")]
+)
+def test_auto_draws_from_the_same_law_in_float32(kind, structure):
+    shape = SHAPES[structure][0]
+    weight = torch.randn(shape, generator=seeded(5)) * 0.15
+    by_hand = energies_by_hand(kind, weight, structure, 0.45, 0.01)
+    for beta in (2.0, 40.0):
+        drawn = gp.sample(weight, HAMILTONIANS[kind], structure, 0.45, beta, draws=DRAWS, generator=seeded(6))
+        counts = np.bincount(codes(drawn), minlength=len(by_hand))
+        check_counts(counts, gibbs(by_hand, beta), f"{kind} {structure} auto beta {beta}")
+
+
+def test_filters_of_a_transposed_convolution():
+    structure = gp.Filter(transposed=True, groups=2)  # (inputs, outputs / groups, kernel): 4 outputs of 2 × 1 × 1
+    weight = torch.randn(4, 2, 1, generator=seeded(7), dtype=torch.float64) * 0.3
+    rows = weight.reshape(2, 2, 2).transpose(1, 2).reshape(4, 2, 1)
+    by_hand = energies_by_hand("quadratic", rows, "filter", 0.4, 0.05)
+    drawn = gp.sample(weight, gp.Quadratic(0.05), structure, 0.4, 8.0, draws=DRAWS, generator=seeded(8))
+    outputs_first = drawn.reshape(-1, 2, 2, 2).transpose(2, 3).reshape(-1, 4, 2, 1)
+    counts = np.bincount(codes(outputs_first), minlength=len(by_hand))
+    check_counts(counts, gibbs(by_hand, 8.0), "transposed filters")
+
+
+def test_beta_zero_is_uniform_for_every_sampler():
+    for kind, structure, sampler in COMBINATIONS:
+        weight = torch.randn(SHAPES[structure][0], generator=seeded(1))
+        drawn = gp.sample(weight, HAMILTONIANS[kind], structure, 0.45, 0.0, sampler, draws=DRAWS, generator=seeded(2))
+        count = 1 << weight.numel()
+        counts = np.bincount(codes(drawn), minlength=count)
+        check_counts(counts, np.full(count, 1 / count), f"{kind} {structure} {sampler} at beta 0")
+    wide = gp.sample(torch.randn(3, 50), None, "filter", beta=0.0, draws=DRAWS // 4, generator=seeded(3))
+    check_counts(np.bincount(codes(wide[:, 0, :10]), minlength=1024), np.full(1024, 1 / 1024), "a wide row at beta 0")
+
+
+# -- the chromatic chain -----------------------------------------------------------------------------------------------
+
+
+def chain_law(field, coupling, first, sweeps):
+    """The law of one neighbourhood after ``sweeps`` sweeps from the paper's initial law, by matrix products."""
+    size = len(field)
+    x = np.where(all_masks(size), 1.0, -1.0)
+    law = np.zeros(1 << size)
+    law[-1], law[0] = special.expit(-2 * field.sum()), special.expit(2 * field.sum())
+    sweep = np.eye(1 << size)
+    for half in (first, ~first):
+        pull = coupling * x[:, ~half].sum(1)  # of the other half on this one
+        chance = special.expit(2 * x[None, :, half] * (pull[:, None, None] - field[half]))
+        same = (x[:, None, ~half] == x[None, :, ~half]).all(2)
+        sweep = sweep @ np.where(same, chance.prod(2), 0.0)
+    for _ in range(sweeps):
+        law = law @ sweep
+    return law
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 2, 3), (1, 3, 2), (1, 1, 5)])
+@pytest.mark.parametrize("sweeps", [1, 2, 50])
+def test_chromatic_chain_after_so_many_sweeps(shape, sweeps):
+    """From the paper's initial law, sweep by sweep: one sweep still shows where the chain started."""
+    generator = seeded(sweeps)
+    size, first = math.prod(shape[1:]), halves("filter", (1, *shape[1:]))
+    for strength in (0.02, 0.3, 1.0):
+        field = torch.randn(1, size, generator=generator, dtype=torch.float64) * 0.4
+        draws = source(DRAWS, size, sweeps)
+        split = gp.Filter().split(shape)
+        assert split == first.sum()
+        coupling = torch.full((DRAWS, 1), strength, dtype=torch.float64)
+        drawn = chromatic.draw(field.repeat(DRAWS, 1), coupling, draws, split, sweeps)
+        law = chain_law(field[0].numpy(), strength, first, sweeps)
+        counts = np.bincount(codes(drawn), minlength=1 << size)
+        check_counts(counts, law, f"chromatic {shape} after {sweeps} sweeps at J = {strength}")
+
+
+@pytest.mark.parametrize(("structure", "shape"), [(s, shape) for s in ("kernel", "filter") for shape in SHAPES[s]])
+def test_chromatic_against_the_bipartite_law(structure, shape):
+    """Where 100 sweeps mix, which matrix products tell, the bipartite law; where they do not, the chain's own law."""
+    generator, sweeps, mixed = seeded(11), 100, 0
+    weight = torch.randn(shape, generator=generator, dtype=torch.float64) * 0.15
+    masks, groups, first = all_masks(weight.numel()), neighbourhoods(structure, shape), halves(structure, shape)
+    for coupling, beta in itertools.product((0.001, 0.01), (0.1, 3.0, 20.0, 70.0, 300.0, 1e4)):
+        law = gibbs(energies_by_hand("quadratic", weight, structure, 0.45, coupling, bipartite=True), beta)
+        squares = weight.numpy().ravel() ** 2
+        field = beta * (np.quantile([squares[g].mean() for g in groups], 0.45) - squares)
+        chain = np.ones(len(masks))
+        for g in groups:
+            chain *= chain_law(field[g], beta * coupling, first[g], sweeps)[masks[:, g] @ (1 << np.arange(len(g)))]
+        if close := np.abs(chain - law).sum() < 1e-4:
+            mixed += 1
+        drawn = gp.sample(
+            weight, gp.Quadratic(coupling), structure, 0.45, beta, "chromatic", sweeps, DRAWS // 3, generator
+        )
+        counts = np.bincount(codes(drawn), minlength=len(masks))
+        label = f"chromatic {structure} {shape} coupling {coupling} beta {beta}"
+        check_counts(counts, law if close else chain, label)
+    assert mixed >= 6, f"only {mixed} of 12 chains mix"
+
+
+def test_a_frozen_chain_keeps_the_initial_law():
+    """Where no spin can flip, what is drawn is the all-or-nothing law P(all kept) = σ(−2 Σ h)."""
+    field = torch.tensor([[0.3, -0.1, 0.2, -0.05]])
+    drawn = chromatic.draw(field.repeat(DRAWS, 1), torch.full((DRAWS, 1), 50.0), source(DRAWS, 4), 2, 50)
+    counts = np.bincount(codes(drawn), minlength=16)
+    chance = 1 / (1 + math.exp(2 * 0.35))
+    assert counts[0] + counts[15] == DRAWS
+    check_counts(counts[[0, 15]], [1 - chance, chance], "frozen chain")
+
+
+def test_the_frozen_shortcut_does_not_change_the_law():
+    """A chain that is swept although it cannot move draws the same as the shortcut."""
+    field = torch.randn(64, 6, generator=seeded(1))
+    coupling = torch.full((64, 1), 20.0)
+    short = chromatic.draw(field, coupling, source(64, 6, 4), 3, 5)
+    swept = chromatic._sweep(field, coupling, short[:, :1], 3, 5, source(64, 6, 5).fills[0])
+    assert torch.equal(short, swept)
+
+
+# -- the exact sampler at sizes that nobody can enumerate ---------------------------------------------------------
+
+
+def log_masses(field):
+    """log Σ exp(−Σ h_i x_i) over the states with the same S = −n, −n + 2, …, n, by adding spin after spin."""
+    size = len(field)
+    table = np.full(size + 1, -np.inf)
+    table[0] = 0.0
+    for h in field:
+        table[1:] = np.logaddexp(table[1:] + h, table[:-1] - h)
+        table[0] += h
+    return table
+
+
+def magnetisation_law(field, coupling):
+    """p(S), by nothing but sums of positive numbers."""
+    s = np.arange(-len(field), len(field) + 1, 2.0)
+    return special.softmax(log_masses(field) + coupling * s**2 / 2)
+
+
+def single_site_gibbs(field, coupling, chains, sweeps, start, seed):
+    """Plain Gibbs sampling, one spin at a time in ``chains`` parallel chains; their last states as ±1."""
+    rng = np.random.default_rng(seed)
+    x = np.array(start, dtype=np.float32)
+    total = x.sum(0)
+    for _ in range(sweeps):
+        uniform = rng.random((len(field), chains), dtype=np.float32)
+        for i, h in enumerate(field):
+            rest = total - x[i]
+            new = np.where(uniform[i] < 1 / (1 + np.exp(-2 * (coupling * rest - h))), np.float32(1), np.float32(-1))
+            total = rest + new
+            x[i] = new
+    return x.T
+
+
+def draw_exactly(field, coupling, count, seed=0):
+    """Spins ±1 of ``count`` draws from the exact sampler."""
+    h = torch.as_tensor(field, dtype=torch.float32)
+    parts = []
+    for k in range(0, count, 5000):
+        rows = min(5000, count - k)
+        mask = exact.draw(h.repeat(rows, 1), torch.full((rows, 1), coupling), source(rows, len(h), seed + k))
+        parts.append(mask.numpy())
+    return np.where(np.concatenate(parts), 1.0, -1.0)
+
+
+def histogram(spins):
+    size = spins.shape[1]
+    return np.bincount(((spins.sum(1) + size) / 2).astype(int), minlength=size + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [27, 144, 576])
+@pytest.mark.parametrize(
+    ("strength", "sweeps"), [(0.3, 20), (1.0, 120), (1.8, 40)], ids=["disorder", "critical", "bimodal"]
+)
+def test_exact_against_long_run_gibbs_sampling(size, strength, sweeps):
+    """Magnetisation and every single-spin mean, at J n below, at and above the transition."""
+    chains, rng = 1500, np.random.default_rng(size)
+    field = rng.normal(0, 0.12, size).astype(np.float32)
+    field -= field.mean() - 0.1 / size
+    coupling = strength / size
+    ours = draw_exactly(field, coupling, 6000)
+    label = f"n = {size}, J n = {strength}"
+    law = magnetisation_law(field.astype(float), coupling)
+    check_counts(histogram(ours), law, label)
+    if strength < 1.5:
+        start = rng.choice([-1.0, 1.0], (size, chains))
+        theirs = single_site_gibbs(field, coupling, chains, sweeps, start, size)
+        check_two_samples(histogram(ours), histogram(theirs), label)
+        check_means(ours, theirs, label)
+        return
+    # Two modes, between which single spins do not jump: each mode by itself, and their weights from p(S).
+    sign = np.where(np.arange(chains) % 2, 1.0, -1.0)
+    theirs = single_site_gibbs(field, coupling, chains, sweeps, np.tile(sign, (size, 1)), size)
+    for up in (True, False):
+        mine, other = (x[(x.sum(1) > 0) == up] for x in (ours, theirs))
+        check_two_samples(histogram(mine), histogram(other), f"{label}, up {up}")
+        check_means(mine, other, f"{label}, up {up}")
+    weight_up = law[(size + 2) // 2 :].sum()
+    check_counts([(ours.sum(1) > 0).sum(), (ours.sum(1) <= 0).sum()], [weight_up, 1 - weight_up], f"{label}, modes")
+
+
+FAR = np.concatenate([[30_000.0, -29_999.6], np.random.default_rng(3).normal(0, 0.6, 150)])
+FAR -= FAR.mean()  # two frozen spins keep the row out of the two-state shortcut, and the modes have equal weight
+
+
+@pytest.mark.parametrize(
+    ("field", "coupling", "uses"),
+    [
+        (np.full(9, 0.05), 5.0, set()),  # J n = 45: two states
+        (np.full(144, 0.002), 0.3, set()),
+        (np.linspace(-0.5, 0.6, 9), 0.1, {"_by_products"}),
+        (np.linspace(-1, 1, 27) ** 3 * 9, 0.6, {"_by_products"}),
+        (np.concatenate([[300.0, -299.8], np.linspace(-0.2, 0.2, 7)]), 0.15, {"_by_logarithms"}),
+        (np.concatenate([[900.0, -899.5], np.zeros(25)]), 60.0, {"_by_logarithms"}),  # J n = 1620
+        (np.linspace(-0.02, 0.021, 144), 0.007, {"taylor"}),
+        (np.linspace(-1, 1, 144) ** 3 * 0.4, 0.02, {"taylor", "_from_density"}),  # some proposals are rejected
+        (np.linspace(-1, 1, 144) ** 9 * 5, 0.05, {"_from_density"}),  # none is made
+        (np.tile([0.74, -0.74], 18)[:33], 0.05, {"taylor", "_from_density"}),  # the polynomial is off by a factor of 2
+        (FAR, 20_000 / 152, {"_from_density"}),  # beyond float32
+    ],
+)
+def test_each_way_of_the_exact_sampler(field, coupling, uses, monkeypatch):
+    used = set()
+
+    def watched(name, function):
+        def call(*args):
+            used.add(name)
+            return function(*args)
+
+        return call
+
+    for name in ("_by_products", "_by_logarithms", "taylor", "_from_density"):
+        monkeypatch.setattr(exact, name, watched(name, getattr(exact, name)))
+    spins = draw_exactly(field, coupling, 12_000 if len(field) <= 144 else 4_000)
+    assert used == uses
+    label = f"n = {len(field)}, J n = {coupling * len(field):.3g}"
+    h = np.asarray(field, np.float32).astype(float)
+    check_counts(histogram(spins), magnetisation_law(h, coupling), label)
+    for i in {0, 1, len(h) // 2, len(h) - 1}:  # single spins: p(x_i) from the masses of the others
+        others, s = log_masses(np.delete(h, i)), np.arange(1 - len(h), len(h), 2.0)
+        logs = [special.logsumexp(others + coupling * (s + x) ** 2 / 2) - x * h[i] for x in (1, -1)]
+        up = special.expit(logs[0] - logs[1])
+        check_counts([(spins[:, i] > 0).sum(), (spins[:, i] < 0).sum()], [up, 1 - up], f"{label}, spin {i}")
+
+
+def test_products_and_logarithms_agree():
+    h = torch.randn(20, 500, generator=seeded(3), dtype=torch.float64) * 3
+    j = torch.rand(500, generator=seeded(4), dtype=torch.float64)
+    products = exact._by_products(h, j)
+    torch.testing.assert_close(products / products.sum(0), exact._by_logarithms(h, j), rtol=1e-10, atol=1e-14)
+
+
+def test_rows_that_need_different_ways_are_drawn_together():
+    """Two-state rows, products and logarithms mixed in one call: each row keeps its own law."""
+    fields = torch.tensor([[0.02] * 6, [0.4, -0.3, 0.1, 0.0, 0.2, -0.5], [400.0, -399.7, 0.1, 0.2, -0.3, 0.0]])
+    couplings = torch.tensor([[20.0], [0.2], [0.3]])
+    rows = 20_000
+    mask = exact.draw(fields.repeat(rows, 1), couplings.repeat(rows, 1), source(3 * rows, 6))
+    x = np.where(all_masks(6), 1.0, -1.0)
+    for k in range(3):
+        h, j = fields[k].double().numpy(), float(couplings[k])
+        law = gibbs(x @ h - j * x.sum(1) ** 2 / 2, 1.0)
+        check_counts(np.bincount(codes(mask[k::3]), minlength=64), law, f"row {k}")
+
+
+@pytest.mark.parametrize("sampler", ["independent", "enumeration", "exact", "chromatic"])
+def test_a_small_law_to_three_digits(sampler):
+    """A million draws of four spins: an error of half a per cent in a probability is found."""
+    field, coupling = torch.tensor([0.5, -0.8, 0.1, 0.3]), 0.0 if sampler == "independent" else 0.6
+    rows = 1_000_000
+    h, j, numbers = field.repeat(rows, 1), torch.full((rows, 1), coupling), source(rows, 4)
+    if sampler == "chromatic":
+        mask, law = (
+            chromatic.draw(h, j, numbers, 2, 1),
+            chain_law(field.double().numpy(), coupling, np.arange(4) < 2, 1),
+        )
+    else:
+        draw = {"enumeration": enumeration.draw, "exact": exact.draw}.get(
+            sampler, lambda h, j, s: independent.draw(h, s)
+        )
+        mask, x = draw(h, j, numbers), np.where(all_masks(4), 1.0, -1.0)
+        law = gibbs(x @ field.double().numpy() - coupling * x.sum(1) ** 2 / 2, 1.0)
+    check_counts(np.bincount(codes(mask), minlength=16), law, sampler)
+
+
+def test_a_large_law_to_three_digits():
+    """The magnetisation of 200 000 rows of 40 spins, by the lattice."""
+    field = np.linspace(-0.2, 0.25, 40)
+    counts = sum(histogram(draw_exactly(field, 0.03, 50_000, seed)) for seed in range(4))
+    check_counts(counts, magnetisation_law(field.astype(np.float32).astype(float), 0.03), "40 spins")
+
+
+@pytest.mark.parametrize("way", ["by_recursion", "by_lattice"])
+def test_auxiliary_field_follows_its_density(way):
+    """p(u) ∝ exp(−u²/2J) Π 2cosh(u − h_i): u's distribution function, and on the lattice its probabilities."""
+    rows, j, h = 1_000_000, 0.5, np.linspace(-0.8, 1.0, 7)
+    uniform = source(rows, 3).uniform(3).double()
+    field, coupling = torch.from_numpy(h), torch.full((rows, 1), j, dtype=torch.float64)
+    grid = np.linspace(-12, 12, 24_001)
+    density = np.exp(-(grid**2) / (2 * j) + np.log(2 * np.cosh(grid[:, None] - h)).sum(1))
+    if way == "by_recursion":
+        u = exact.by_recursion(field[:, None].repeat(1, rows), coupling.T, uniform.T)[0].numpy()
+        cumulative = np.cumsum(density) / density.sum()
+        assert stats.kstest(u, lambda v: np.interp(v, grid, cumulative)).pvalue > ALPHA
+    else:
+        u = exact.by_lattice(field.repeat(rows, 1), coupling, uniform)[:, 0].numpy()
+        steps = np.round(u / (exact.SPACING * math.sqrt(j))).astype(int)
+        at = np.arange(-12, 13)
+        law = np.interp(at * exact.SPACING * math.sqrt(j), grid, density)
+        check_counts(np.bincount(steps + 12, minlength=25), law / law.sum(), "u on the lattice")
+
+
+# -- the derivation of docs/theory.md in numbers -----------------------------------------------------------------------
+
+
+def test_lattice_sum_equals_the_integral():
+    """Σ over the lattice of exp(−u²/2J + uS) against √(2πJ) exp(JS²/2), within 6e-11 for every S."""
+    size = 40
+    for strength in (0.001, 0.02, 0.9):
+        reach = math.ceil((size * math.sqrt(strength) + exact.REACH) / exact.SPACING)
+        points = exact.lattice(torch.tensor([[strength]], dtype=torch.float64), reach)[0].numpy()
+        spacing = points[1] - points[0]
+        for s in range(-size, size + 1):
+            total = spacing * np.exp(-((points - strength * s) ** 2) / (2 * strength)).sum()
+            assert abs(total / math.sqrt(2 * math.pi * strength) - 1) < 2 * math.exp(-2 * math.pi**2 / 0.81) + 1e-10
+    assert 2 * math.exp(-2 * math.pi**2 / exact.SPACING**2) < 5.3e-11
+
+
+def test_taylor_polynomial_is_within_its_bound():
+    generator = seeded(0)
+    for spread in (0.01, 0.1, 0.5):
+        field = torch.randn(50, 64, generator=generator, dtype=torch.float64) * spread + 0.2
+        coupling = torch.full((50, 1), 0.03, dtype=torch.float64)
+        moments, error = exact.expansion(field)
+        for u in (-2.0, -0.3, 0.0, 0.7, 3.0):
+            at = torch.full((50, 1), u, dtype=torch.float64)
+            excess = exact.log_density(at, field, coupling) - exact.taylor(at, coupling, 64, moments)
+            assert bool((excess.abs() <= error + 1e-9).all())
+    assert float(error.max()) > 1.0 > float(excess.abs().min())
+
+
+def test_two_state_bound():
+    """Where J n > 40 + 2 max|h| the states that are not uniform have less than n e^−40 of the mass."""
+    rng = np.random.default_rng(0)
+    x = np.where(all_masks(10), 1.0, -1.0)
+    for _ in range(50):
+        h = rng.normal(0, rng.choice([0.1, 3, 20]), 10)
+        coupling = (40 + 2 * np.abs(h).max()) / 10 * 1.0001
+        law = gibbs(x @ h - coupling * x.sum(1) ** 2 / 2, 1.0)
+        assert law[1:-1].sum() < 10 * math.exp(-40)
+        assert math.isclose(law[-1], 1 / (1 + math.exp(2 * h.sum())), rel_tol=1e-9, abs_tol=1e-300)
+
+
+def test_window_leaves_nothing_out():
+    generator = seeded(2)
+    field = torch.randn(6, 40, generator=generator, dtype=torch.float64) * torch.tensor([[1.0], [30], [200]]).repeat(
+        2, 1
+    )
+    coupling = torch.full((6, 1), 8.0, dtype=torch.float64)
+    points = exact.lattice(coupling, 140)
+    full = exact.log_density(points[:, :, None], field[:, None], coupling[:, :, None]).squeeze(2)
+    chosen = exact._window(points, field, coupling)
+    assert chosen.shape[1] < points.shape[1] / 2
+    for row in range(6):
+        left_out = ~torch.isin(points[row], chosen[row])
+        assert float(full[row, left_out].max()) < float(full[row].max()) - 39.9
+
+
+# -- the binary law ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 40, 60])
+def test_p_converged_in_rational_arithmetic(count):
+    """β = ln k makes e^−β = 1/k rational, so that Lemma 1 is a fraction."""
+    for k in (2, 3, 10, 1000, 10**9, 2**count):
+        expected = Fraction(k - 1, 2**count - 1 + k)
+        ours = log_p_converged(torch.tensor([math.log(k)], dtype=torch.float64), torch.tensor([count]))
+        # The rounding of ln k itself, a few 1e-16 of it, moves log p by as much.
+        assert math.isclose(float(ours), math.log(expected), rel_tol=0, abs_tol=2e-14)
+
+
+def test_p_converged_of_ten_million_weights():
+    """Within 1e-8 of the exact logarithm where the layer switches, which is at β = N ln 2 = 6 931 471.8."""
+    count = 10**7
+    with localcontext() as context:
+        context.prec = 60
+        for offset in (-50.0, -3.0, -0.5, 0.0, 0.25, 2.0, 30.0):
+            beta = Decimal(count * math.log(2) + offset)
+            states = (Decimal(count) * Decimal(2).ln() - beta).exp()  # 2^N e^−β; the −1 of 2^N − 1 is 10^−3010300 of it
+            expected = float(-(1 + states).ln())
+            ours = log_p_converged(torch.tensor([float(beta)], dtype=torch.float64), torch.tensor([count]))
+            assert math.isclose(float(ours), expected, rel_tol=1e-8, abs_tol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("relative", "beta", "chance"),
+    [
+        ("offset", 0.4, 1 / (1 + math.exp(-0.4))),
+        ("offset", -1.0, 1 / (1 + math.exp(1.0))),
+        ("offset", 50.0, 1.0),
+        ("offset", -50.0, 0.0),
+        ("ratio", 1.0, 0.5),
+        ("ratio", 1.01, 1.0),
+        ("ratio", 0.99, 0.0),
+        (None, 500 * math.log(2) + 0.4 + math.log(20), 1 / (1 + math.exp(-0.4) / 20)),
+    ],
+)
+def test_binary_switches_where_it_is_told_to(relative, beta, chance):
+    weight = torch.randn(20, 25, generator=seeded(0))
+    if relative == "ratio":
+        weight = torch.randn(100, 200, generator=seeded(0))
+        draws = 1000
+    else:
+        draws = 5000
+    drawn = gp.sample(weight, gp.Binary(relative), beta=beta, draws=draws, generator=seeded(1))
+    converged = (drawn == gp.converged_mask(weight, 0.9)).flatten(1).all(1).sum()
+    check_counts([int(converged), draws - int(converged)], [chance, 1 - chance], f"binary {relative} {beta}")
+
+
+def test_binary_layer_of_ten_million_weights():
+    weight = torch.randn(10**7, generator=seeded(0))
+    converged = gp.converged_mask(weight, 0.9)
+    above = gp.sample(weight, "binary", beta=1e7 * math.log(2) + 40, generator=seeded(1))[0]
+    below = gp.sample(weight, gp.Binary("offset"), beta=-40, generator=seeded(1))[0]
+    assert torch.equal(above, converged)
+    check_counts([int(below.sum()), int((~below).sum())], [0.5, 0.5], "uniform over ten million weights")
+
+
+# -- the pieces that all samplers share ------------------------------------------------------------------------------
+
+
+def test_enumeration_lists_every_state_once():
+    states = enumeration.states(5, torch.device("cpu"), torch.float64)
+    assert len({tuple(s) for s in states.tolist()}) == 32
+    assert set(states.unique().tolist()) == {-1.0, 1.0}
+
+
+def test_uniform_numbers_are_uniform_and_never_0_or_1():
+    numbers = source(1000, 1000).uniform(1000)
+    assert 0 < float(numbers.min()) < 1e-5
+    assert 1 - 1e-5 < float(numbers.max()) < 1
+    counts = np.bincount((numbers.flatten() * 64).long().numpy(), minlength=64)
+    check_counts(counts, np.full(64, 1 / 64), "uniform numbers")
+    low_bits = np.bincount(((numbers.flatten().double() * 2**18) % 1 * 16).long().numpy(), minlength=16)
+    check_counts(low_bits, np.full(16, 1 / 16), "the low bits of uniform numbers")
+
+
+def test_a_run_draws_the_same_numbers_alone_as_among_others():
+    together = Source([seeded(1), seeded(2)], [3, 5], 7)
+    alone = Source([seeded(2)], [5], 7)
+    assert torch.equal(together.uniform(7)[3:], alone.uniform(7))
+    for draw, size in ((exact.draw, 7), (exact.draw, 40), (lambda h, j, s: chromatic.draw(h, j, s, 3, 4), 7)):
+        field = torch.randn(8, size, generator=seeded(3))
+        coupling = torch.full((8, 1), 0.1)
+        both = draw(field, coupling, Source([seeded(1), seeded(2)], [3, 5], size))
+        one = draw(field[3:], coupling[3:], Source([seeded(2)], [5], size))
+        assert torch.equal(both[3:], one)
+
+
+def test_independent_spins_of_a_strong_field_are_certain():
+    field = torch.tensor([[60.0, -60.0]]).repeat(1000, 1)
+    assert torch.equal(independent.draw(field, source(1000, 2)), field < 0)
