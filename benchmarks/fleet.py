@@ -1,7 +1,7 @@
 """Milliseconds per model and training step when K runs are trained as one fleet.
 
-Claim: ResNet-20 at most 0.65 ms and ResNet-56 at most 1.45 ms at K = 16 on one NVIDIA H200, batch 128, bfloat16, with Gibbs
-masks (weights, 90 %), augmentation and metrics included.
+Aim: ResNet-20 at most 0.65 ms and ResNet-56 at most 1.45 ms at K = 16 on one NVIDIA H200, batch 128, bfloat16, with
+Gibbs masks (weights, 90 %), augmentation and metrics included.
 
     python benchmarks/fleet.py [--data cifar10] [--models resnet20,resnet56] [--runs 1,4,8,16,32] [--out FILE]
 """
@@ -64,8 +64,8 @@ def main() -> None:
             for method in args.methods.split(","):
                 row = measure(model, runs, arrays, args.device, args.steps, method=method)
                 rows.append(row)
-                print(f"{model} K={runs:<3} {method:<6} {row['ms']:.3f} ms per model step "
-                      f"({row['low']:.3f} to {row['high']:.3f}), ready after {row['ready_s']:.0f} s", flush=True)  # fmt: skip
+                spread = f"{row['low']:.3f} to {row['high']:.3f}"
+                print(f"{model} K={runs:<3} {method:<6} {row['ms']:.3f} ms per model step ({spread})", flush=True)
                 if args.out:
                     about = {"device": name, "torch": torch.__version__, "data": arrays.name, "rows": rows}
                     with open(args.out, "w") as file:

@@ -1,12 +1,12 @@
 """The cost of masks: a training step with Gibbs pruning relative to a dense one, measured in the same run.
 
-Claim: on one NVIDIA H200, ResNet-56, batch 128, bfloat16, compiled and captured, at most 1.05 / 1.08 / 1.08 / 1.15 of the dense
-step for weight / kernel / filter-exact / filter-chromatic. Beside it the same network masked, with fixed masks, by
-torch.nn.utils.prune and by torch.ao.pruning.
+Aim: on one NVIDIA H200, ResNet-56, batch 128, bfloat16, compiled and captured, at most 1.05 / 1.08 / 1.08 / 1.15 of
+the dense step for weight / kernel / filter-exact / filter-chromatic. Beside it the same network masked, with fixed
+masks, by torch.nn.utils.prune and by torch.ao.pruning.
 
     python benchmarks/step.py [--model resnet56] [--device cuda] [--steps 50] [--out FILE]
 
-β runs through the paper's schedule: the table gives the ratio at its start, at epochs 30, 64 and 128, and the mean of these.
+β runs through the paper's schedule: the table gives the ratio at its start, at epochs 30, 64 and 128, and the mean.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import time
 from typing import Any
 
 import torch
-from fleet import synthetic
 from torch import nn
 from torch.nn.utils import prune
 
+from fleet import synthetic
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.training.engine import Engine
 from gibbsprune.training.recipes import RECIPES
@@ -52,7 +52,6 @@ def mask_with_ao(model: nn.Module) -> None:
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)][1:]
     sparsifier = WeightNormSparsifier(sparsity_level=0.9)
     sparsifier.prepare(model, [{"tensor_fqn": f"{name}.weight"} for name in layers])
-    sparsifier.step()
 
 
 def engine_for(case: str, model: str, arrays: Arrays, device: torch.device) -> Engine:

@@ -1,7 +1,7 @@
-"""The exact sampler as one Triton kernel: a block of rows per program, its lattice of u in a loop.
+"""The exact sampler in Triton, one launch for all rows. See :mod:`gibbsprune.samplers.exact` for the mathematics.
 
-On a GPU the full lattice is cheap, so there is no proposal: the point u is drawn by adding Gumbel noise to log p(u) and
-taking the largest, in one pass. Rows in the two-state regime skip the loop. See :mod:`gibbsprune.samplers.exact`.
+Short rows (kernels) walk the lattice of u, a few rows to a program. Long ones (filters) draw u from the Taylor proposal
+over the whole lattice at once, and walk it only if the proposal is rejected. Rows in the two-state regime do neither.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from torch import Tensor
 from .exact import REACH, SPACING
 from .source import Source
 
+POINTS = 512  # lattice points that a proposal covers; a row that needs more walks the lattice
+
 
 @triton.jit
-def _kernel(
+def _narrow(
     field, coupling, seeds, mask, rows,
     N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
+    """Several short rows: u from the lattice, by adding Gumbel noise to log p(u) and taking the largest."""
     r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     c = tl.arange(0, BLOCK_N)
     row_ok = r < rows
@@ -55,14 +58,72 @@ def _kernel(
     tl.store(mask + at, spins.to(tl.int8), mask=live)
 
 
+@triton.jit
+def _wide(
+    field, coupling, seeds, mask,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, POINTS: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    """One long row: a proposal from the Taylor polynomial of the log density, the lattice itself if that is rejected."""
+    r = tl.program_id(0).to(tl.int64)
+    c, k = tl.arange(0, BLOCK_N), tl.arange(0, POINTS)
+    live = c < N
+    h = tl.load(field + r * N + c, mask=live, other=0.0)
+    j = tl.load(coupling + r)
+    seed = tl.load(seeds + r)
+    total = tl.sum(h, 0)
+    two = j * N > 40 + 2 * tl.max(tl.abs(h), 0)
+    mean = total / N
+    away = tl.where(live, h - mean, 0.0)
+    second = tl.sum(away * away, 0)
+    third = tl.sum(away * away * away, 0)
+    error = tl.sum(away * away * away * away, 0) / 12
+    root = tl.sqrt(j)
+    reach = tl.ceil((N * root + REACH) / SPACING)
+    points = SPACING * root * (k - reach)
+    v = points - mean
+    t = 2 * tl.sigmoid(2 * v) - 1
+    bend = tl.abs(v) - tl.abs(points) + tl.log(1 + tl.exp(-2 * tl.abs(v)))
+    short = tl.abs(points) - j * N
+    guess = N * bend + (1 - t * t) * (second / 2 + t * third / 3) - short * short / (2 * j)
+    noise = tl.maximum(tl.rand(seed, k), 1e-10)
+    noisy = tl.where(k <= 2 * reach, guess - tl.log(-tl.log(noise)), float("-inf"))
+    chosen = k == tl.argmax(noisy, 0)
+    u = tl.sum(tl.where(chosen, points, 0.0), 0)
+    guessed = tl.sum(tl.where(chosen, guess, 0.0), 0)
+    z = tl.abs(u - h)
+    excess = tl.where(live, (z - tl.abs(u)) + tl.log(1 + tl.exp(-2 * z)), 0.0)
+    true = tl.sum(excess, 0) - (tl.abs(u) - j * N) * (tl.abs(u) - j * N) / (2 * j)
+    coins = tl.maximum(tl.rand(seed, (1 << 19) + tl.arange(0, 2)), 2.0e-8)
+    first = tl.sum(tl.where(tl.arange(0, 2) == 0, coins, 0.0), 0)
+    other = tl.sum(tl.where(tl.arange(0, 2) == 1, coins, 0.0), 0)
+    fits = (error < 1) & (2 * reach < POINTS)
+    again = tl.where(two | (fits & (tl.log(first) < true - guessed - error)), 0.0, 2 * reach + 1)
+    best = tl.sum(tl.full([1], float("-inf"), tl.float32), 0)
+    for step in range(again.to(tl.int32)):
+        point = SPACING * root * (step - reach)
+        z = tl.abs(point - h)
+        excess = tl.where(live, (z - tl.abs(point)) + tl.log(1 + tl.exp(-2 * z)), 0.0)
+        value = tl.sum(excess, 0) - (tl.abs(point) - j * N) * (tl.abs(point) - j * N) / (2 * j)
+        fresh = tl.maximum(tl.sum(tl.rand(seed, (1 << 21) + step + tl.arange(0, 1)), 0), 1e-10)
+        value -= tl.log(-tl.log(fresh))
+        u = tl.where(value > best, point, u)
+        best = tl.maximum(value, best)
+    dice = tl.maximum(tl.rand(seed, (1 << 20) + c), 2.0e-8)
+    chance = tl.where(two, tl.sigmoid(-2 * total), tl.sigmoid(2 * (u - h)))
+    spins = tl.where(two, other, dice) < chance
+    tl.store(mask + r * N + c, spins.to(tl.int8), mask=live)
+
+
 def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
     """A mask from the law of every row, as :func:`gibbsprune.samplers.exact.draw`."""
     rows, size = field.shape
     mask = torch.empty(rows, size, dtype=torch.bool, device=field.device)
+    tensors = (field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8))
     block_n = max(16, triton.next_power_of_2(size))
-    block_r = max(1, 1024 // block_n)
-    _kernel[(triton.cdiv(rows, block_r),)](
-        field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8), rows,
-        N=size, BLOCK_R=block_r, BLOCK_N=block_n, SPACING=SPACING, REACH=REACH,
-    )  # fmt: skip
+    constants = {"N": size, "BLOCK_N": block_n, "SPACING": SPACING, "REACH": REACH}
+    if size > 32:
+        _wide[(rows,)](*tensors, **constants, POINTS=POINTS)
+    else:  # few rows to a program, since one row outside the two-state regime makes all of them walk the lattice
+        block_r = 64 // block_n
+        _narrow[(triton.cdiv(rows, block_r),)](*tensors, rows, **constants, BLOCK_R=block_r, num_warps=1)
     return mask
