@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
 
 #: Layers without parameters or randomness that treat every channel alike.
 PLAIN = (
@@ -30,9 +31,9 @@ class FusedLinear(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.runs = len(layers)
-        self.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases)) if biases else None
+        self.weight = _joined([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.bias = _joined(biases) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         per_run = x.unflatten(-1, (self.runs, -1)).transpose(0, 1)  # (K, B, inputs)
@@ -87,6 +88,9 @@ def fuse(models: Sequence[nn.Module]) -> nn.Module:
     """The fused network of ``models``; a single model is returned as it is. Raises :class:`CannotFuse`."""
     if len(models) == 1:
         return models[0]
+    names = [name for name, _ in models[0].named_parameters(remove_duplicate=False)]
+    if tied := sorted(set(names) - {name for name, _ in models[0].named_parameters()}):
+        raise CannotFuse(f"{tied[0]} is shared with another layer")
     fused = _fuse_module("", models)
     _check_coverage(fused, len(models))
     return fused
@@ -94,6 +98,8 @@ def fuse(models: Sequence[nn.Module]) -> nn.Module:
 
 def _fuse_module(name: str, models: Sequence[nn.Module]) -> nn.Module:
     first = models[0]
+    if isinstance(first, (nn.Linear, _ConvNd, _BatchNorm, nn.GroupNorm)):
+        _check_layer(name, first)
     if isinstance(first, nn.Linear):
         return FusedLinear([m for m in models if isinstance(m, nn.Linear)])
     if isinstance(first, (_ConvNd, _BatchNorm, nn.GroupNorm)):
@@ -102,7 +108,8 @@ def _fuse_module(name: str, models: Sequence[nn.Module]) -> nn.Module:
         return first
     children = dict(first.named_children())
     own = [*first.named_parameters(recurse=False), *first.named_buffers(recurse=False)]
-    if own or (not children and type(first).__module__.startswith("torch.nn")):
+    container = isinstance(first, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    if own or (not children and not container and type(first).__module__.startswith("torch.nn")):
         raise CannotFuse(f"{name or 'the network'} is a {type(first).__name__}")
     fused = copy.copy(first)
     fused._modules = dict(first._modules)
@@ -110,6 +117,18 @@ def _fuse_module(name: str, models: Sequence[nn.Module]) -> nn.Module:
         parts = [m.get_submodule(child) for m in models]
         fused._modules[child] = _fuse_module(f"{name}.{child}".lstrip("."), parts)
     return fused
+
+
+def _check_layer(name: str, layer: nn.Module) -> None:
+    """Refuses a layer whose weight is not simply its own: parametrised, normalised, not yet there."""
+    names = [key for key, _ in layer.named_parameters()]
+    if set(names) - {"weight", "bias"} or any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
+        raise CannotFuse(f"{name or 'the network'} has the parameters {', '.join(names)}, not a plain weight and bias")
+
+
+def _joined(parameters: Sequence[Tensor]) -> nn.Parameter:
+    """The runs' parameters one after another; what is frozen stays so."""
+    return nn.Parameter(torch.cat([p.detach() for p in parameters]), requires_grad=parameters[0].requires_grad)
 
 
 def _widen(models: Sequence[nn.Module]) -> nn.Module:
@@ -121,9 +140,8 @@ def _widen(models: Sequence[nn.Module]) -> nn.Module:
     for attribute in ("in_channels", "out_channels", "groups", "num_features", "num_groups", "num_channels"):
         if hasattr(wide, attribute):
             setattr(wide, attribute, getattr(wide, attribute) * runs)
-    for key, parameter in list(wide.named_parameters()):
-        joined = torch.cat([m.get_parameter(key).detach() for m in models])
-        setattr(wide, key, nn.Parameter(joined, requires_grad=parameter.requires_grad))
+    for key, _ in list(wide.named_parameters()):
+        setattr(wide, key, _joined([m.get_parameter(key) for m in models]))
     for key, buffer in list(wide.named_buffers()):
         if buffer.dim():
             wide.register_buffer(key, torch.cat([m.get_buffer(key) for m in models]))
@@ -145,18 +163,34 @@ def share(tensor: Tensor, run: int, runs: int) -> Tensor:
 def same_function(models: Sequence[nn.Module], example: Tensor) -> bool:
     """Whether the fused network computes what the separate ones do, in training and in evaluation.
 
-    Layers alone do not tell: a network may reshape or concatenate channels in its own code. So it is run.
+    Layers alone do not tell: a network may reshape or concatenate channels in its own code. So it is run, with noise
+    on its parameters, since one whose last layer starts from zeros computes zeros however its channels are mixed.
     """
-    models = [copy.deepcopy(m).float() for m in models]
-    x = torch.randn(len(models), *example.shape)
+    generator = torch.Generator().manual_seed(0)
+    models = [_shaken(m, generator) for m in models]
+    x = torch.randn(len(models), *example.shape, generator=generator)
     for training in (True, False):
         parts = [copy.deepcopy(m).train(training) for m in models]
-        fused = fuse([copy.deepcopy(m).train(training) for m in models]).train(training)
+        fused = fuse([copy.deepcopy(m) for m in models]).train(training)
+        with torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
+            apart = torch.stack([m(part) for m, part in zip(parts, x)], 1)
+            if not torch.equal(before, torch.get_rng_state()):
+                return False  # it draws random numbers, which runs must not share
         try:
             together = fused(x.transpose(0, 1).flatten(1, 2)).unflatten(1, (len(models), -1))
-        except RuntimeError:
+        except Exception:  # the network's own code may do anything with a number of channels it does not expect
             return False
-        apart = torch.stack([m(part) for m, part in zip(parts, x)], 1)
         if together.shape != apart.shape or not torch.allclose(together, apart, rtol=1e-3, atol=1e-4):
             return False
     return True
+
+
+def _shaken(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy in float32 with some noise on every parameter, small beside usual initial values."""
+    model = copy.deepcopy(model).float()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
+            fan_in = parameter.numel() / parameter.shape[0] if parameter.dim() else 1.0
+            parameter.add_(0.1 / fan_in**0.5 * torch.randn(parameter.shape, generator=generator))
+    return model
