@@ -7,6 +7,7 @@ into the gradient) and ``torch.optim.SGD``, and the tests hold them equal to tho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -82,9 +83,13 @@ def adam_(
     g = grads + decay * values
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    correction1 = 1 - beta1**steps
-    correction2 = (1 - beta2**steps).sqrt()
+    correction1, correction2 = _gone(beta1, steps), _gone(beta2, steps).sqrt()
     values.sub_(rate / correction1 * first / (second.sqrt() / correction2 + eps))
+
+
+def _gone(decay: float, steps: Tensor) -> Tensor:
+    """1 − decay^steps, without the cancellation that leaves float32 five digits of 1 − 0.999."""
+    return -torch.expm1(steps * math.log(decay)) if decay else torch.ones_like(steps)
 
 
 def sgd_(
