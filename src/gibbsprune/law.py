@@ -9,8 +9,9 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -64,9 +65,12 @@ def off_edge(sparsity: float, count: int) -> float:
 
 
 class Law:
-    """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β."""
+    """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    ``compiled`` lets independent spins be drawn by one compiled kernel, for training loops that compile anyway.
+    """
+
+    def __init__(self, sites: Sequence[Site], compiled: bool = False) -> None:
         self.sites = [site.checked() for site in sites]
         self.runs = 1 + max((site.run for site in self.sites), default=0)
         groups: dict[tuple, list[int]] = {}
@@ -75,7 +79,8 @@ class Law:
             split = site.structure.split(site.shape)
             key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
             groups.setdefault(key, []).append(index)
-        self.groups = [_Group(self.sites, sorted(g, key=lambda i: self.sites[i].run)) for g in groups.values()]
+        ordered = [sorted(members, key=lambda i: self.sites[i].run) for members in groups.values()]
+        self.groups = [_Group(self.sites, members, compiled) for members in ordered]
 
     def draw(
         self,
@@ -102,8 +107,8 @@ class Law:
 class _Group:
     """Sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        self.members = members
+    def __init__(self, sites: Sequence[Site], members: Sequence[int], compiled: bool = False) -> None:
+        self.members, self.compiled = members, compiled
         self.sites = [sites[i] for i in members]
         first = self.sites[0]
         self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
@@ -170,10 +175,21 @@ class _Group:
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
         squares, means, threshold, beta = columns
+        if self.compiled and self.sampler == "independent" and draws == 1:
+            return self._fused(squares, means, threshold, beta, source.uniform(self.size))
         field = self.hamiltonian.field(squares, means, threshold) * beta
         field = field.repeat(draws, 1) if draws > 1 else field
         coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
         return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
+
+    @cached_property
+    def _fused(self) -> Callable[..., Tensor]:
+        """Independent spins in one compiled kernel."""
+
+        def mask(squares: Tensor, means: Tensor, threshold: Tensor, beta: Tensor, uniform: Tensor) -> Tensor:
+            return uniform < (-2 * (self.hamiltonian.field(squares, means, threshold) * beta)).sigmoid()
+
+        return torch.compile(mask, dynamic=False)
 
     def _draw_binary(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int

@@ -63,7 +63,7 @@ def _wide(
     field, coupling, seeds, mask,
     N: tl.constexpr, BLOCK_N: tl.constexpr, POINTS: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """One long row: a proposal from the Taylor polynomial of the log density, the lattice itself if that is rejected."""
+    """One long row: a proposal from the Taylor polynomial of the log density, the lattice itself if rejected."""
     r = tl.program_id(0).to(tl.int64)
     c, k = tl.arange(0, BLOCK_N), tl.arange(0, POINTS)
     live = c < N
