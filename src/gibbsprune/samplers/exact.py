@@ -227,4 +227,6 @@ def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
     least = distance - _cost(points, coupling)
     possible = least >= least.amax(1, keepdim=True) - size * math.log(2.0) - CERTAIN
     count = int(possible.sum(1).max())
-    return points.gather(1, least.topk(count, 1).indices) if count < points.shape[1] else points
+    if count == points.shape[1]:
+        return points
+    return points.gather(1, least.topk(count, 1).indices.sort(1).values)  # in order, as if all were there
