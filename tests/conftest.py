@@ -1,8 +1,9 @@
-"""One thread per worker: with as many workers as cores, more threads only wait for each other."""
-
-import os
+"""Settings of all tests."""
 
 import torch
+from hypothesis import settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+settings.register_profile("gibbsprune", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("gibbsprune")
+
+torch.set_num_threads(1)  # tests run side by side: more threads would only wait for each other

@@ -387,7 +387,6 @@ def histogram(spins):
     return np.bincount(((spins.sum(1) + size) / 2).astype(int), minlength=size + 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [27, 144, 576])
 @pytest.mark.parametrize(
     ("strength", "sweeps"), [(0.3, 20), (1.0, 120), (1.8, 40)], ids=["disorder", "critical", "bimodal"]

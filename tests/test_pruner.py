@@ -1,0 +1,598 @@
+"""The pruner in its owner's training loop: masks, evaluation, saving, compiling, and the end."""
+
+import copy
+import io
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import gibbsprune as gp
+from gibbsprune.masking import stored_weight
+from gibbsprune.threshold import kept_count
+
+
+def small_net(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 8, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(8 * 4, 12),
+            nn.ReLU(),
+            nn.Linear(12, 4),
+        )
+
+
+def batch(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(10, 1, 4, 4, generator=generator), torch.randint(0, 4, (10,), generator=generator)
+
+
+def train_step(model, optimizer, seed=0):
+    x, y = batch(seed)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def masks_of(pruner):
+    return {name: masked.mask.clone() for name, masked in pruner.masks.items()}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def pruned_layers(model, pruner):
+    return {name: model.get_submodule(name) for name in pruner.masks}
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_each_step_draws_new_masks_and_leaves_the_stored_weights(structure):
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, structure, schedule=gp.ConstantSchedule(0.5))
+    stored = {name: stored_weight(layer).detach().clone() for name, layer in pruned_layers(model, pruner).items()}
+    seen = [masks_of(pruner)]
+    for _ in range(3):
+        pruner.step()
+        seen.append(masks_of(pruner))
+    for first, second in itertools.pairwise(seen):
+        assert not any(torch.equal(first[name], second[name]) for name in first)
+    for name, layer in pruned_layers(model, pruner).items():
+        assert torch.equal(stored_weight(layer), stored[name])
+        assert torch.equal(layer.weight, stored[name] * pruner.masks[name].mask)
+
+
+def test_same_seed_same_masks():
+    runs = []
+    for seed in (3, 3, 4):
+        pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(1.0), seed=seed)
+        for _ in range(3):
+            pruner.step()
+        runs.append(masks_of(pruner))
+    assert same(runs[0], runs[1])
+    assert not same(runs[0], runs[2])
+
+
+def test_masks_follow_the_law_of_their_layer():
+    """The share of draws that keep each weight is σ(−2β(Q − w²)), Q of its own layer."""
+    model, beta = small_net(), 20.0
+    pruner = gp.GibbsPruner(model, {"3": 0.9, "6": 0.3, "8": 0.6}, schedule=gp.ConstantSchedule(beta))
+    total = {name: torch.zeros(mask.shape) for name, mask in masks_of(pruner).items()}
+    for _ in range(1000):
+        pruner.step()
+        for name, mask in masks_of(pruner).items():
+            total[name] += mask
+    for name, sparsity in (("3", 0.9), ("6", 0.3), ("8", 0.6)):
+        weight = stored_weight(model.get_submodule(name)).detach()
+        expected = torch.sigmoid(-2 * beta * (gp.threshold(weight, sparsity) - weight.square()))
+        assert float((total[name] / 1000 - expected).abs().max()) < 5.5 * 0.5 / math.sqrt(1000)
+
+
+def test_global_random_states_are_untouched():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, "kernel", schedule=gp.ConstantSchedule(1e9))
+    pruner.step()
+    model.eval()(batch()[0])
+    pruner.finalize(draw="converged")
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    assert torch.equal(before[0], after[0])
+    assert before[1] == after[1]
+    assert (before[2] == after[2]).all()
+
+
+def test_epochs_set_beta():
+    pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.LogSchedule(1, 100, 2))
+    betas = []
+    for epoch in range(4):
+        pruner.set_epoch(epoch)
+        betas.append(pruner.beta)
+    assert betas == pytest.approx([1, 10, 100, 100])
+    plain = gp.GibbsPruner(small_net(), 0.5, schedule=lambda epoch: 2.0 * epoch)
+    plain.set_epoch(3)
+    assert plain.beta == 6.0
+
+
+def test_default_schedule_lasts_64_per_cent_of_the_training():
+    pruner = gp.GibbsPruner(small_net())
+    assert pruner.schedule == gp.LogSchedule(0.7, 1e4, 128)
+    assert gp.GibbsPruner(small_net(), epochs=50).schedule == gp.LogSchedule(0.7, 1e4, 32)
+
+
+def test_infinite_beta_draws_the_converged_masks():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(math.inf))
+    assert pruner.agreement() == 1.0
+    for name, layer in pruned_layers(model, pruner).items():
+        assert torch.equal(pruner.masks[name].mask, gp.converged_mask(stored_weight(layer), 0.5))
+
+
+def test_agreement_counts_the_same_weights():
+    pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(math.inf))
+    mask = pruner.masks["6"].mask
+    mask[0, :10] = ~mask[0, :10]
+    weights = sum(m.mask.numel() for m in pruner.masks.values())
+    assert pruner.agreement() == pytest.approx(1 - 10 / weights)
+
+
+@pytest.mark.parametrize("given", [{"3": 0.5, "6": 0.9, "8": 0.0}, {"3": 0.5, "6": 0.9, "8": 0.0}.get])
+def test_sparsity_per_layer(given):
+    model = small_net()
+    pruner = gp.GibbsPruner(model, given, schedule=gp.ConstantSchedule(math.inf))
+    pruner.finalize()
+    for name, sparsity in (("3", 0.5), ("6", 0.9), ("8", 0.0)):
+        weight = model.get_submodule(name).weight
+        assert int((weight != 0).sum()) == kept_count(sparsity, weight.numel())
+
+
+def test_a_layer_of_sparsity_zero_is_never_masked():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, {"3": 0.5, "6": 0.5, "8": 0.0}, schedule=gp.ConstantSchedule(0.1))
+    for _ in range(3):
+        pruner.step()
+        assert bool(pruner.masks["8"].mask.all())
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_eval_is_deterministic_and_follows_training(structure):
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.6, structure, schedule=gp.ConstantSchedule(1.0))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = batch(9)[0]
+    for step in range(3):
+        train_step(model, optimizer, step)
+        pruner.step()
+        model.eval()
+        first = model(x)
+        pruner.step()
+        assert torch.equal(model(x), first), "a sampled mask does not matter in eval"
+        for layer in pruned_layers(model, pruner).values():
+            expected = gp.converged_mask(stored_weight(layer), 0.6, structure)
+            assert torch.equal(layer.weight, stored_weight(layer) * expected)
+        model.train()
+
+
+def test_averages_evaluate_with_the_converged_masks_of_their_own_weights():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.6, schedule=gp.ConstantSchedule(1.0))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))]
+    by_data = copy.deepcopy(model)
+    for step in range(4):
+        train_step(model, optimizer, step)
+        pruner.step()
+        for average in averages:
+            average.update_parameters(model)
+        for mean, new in zip(by_data.parameters(), model.parameters()):
+            mean.data.mul_(0.5).add_(new.data, alpha=0.5)
+        for average in (averages[0].module, averages[1].module, by_data):
+            average.eval()
+            for layer in pruned_layers(average, pruner).values():
+                assert torch.equal(layer.weight != 0, gp.converged_mask(stored_weight(layer), 0.6))
+
+
+# -- living with the rest of torch -----------------------------------------------------------------------------------
+
+
+def test_compiled_training_and_evaluation_are_the_eager_ones_without_graph_breaks():
+    eager, compiled = small_net(), small_net()
+    counter = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(compiled, fullgraph=True, backend=counter)
+    pruners = [gp.GibbsPruner(m, 0.5, schedule=gp.ConstantSchedule(1.0), seed=1) for m in (eager, compiled)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (eager, compiled)]
+    x = batch(5)[0]
+    frames = set()
+    for step in range(4):
+        losses = [train_step(m, o, step) for m, o in zip((eager, fast), optimizers)]
+        torch.testing.assert_close(*losses)
+        for pruner in pruners:
+            pruner.step()
+        assert same(masks_of(pruners[0]), masks_of(pruners[1]))
+        eager.eval()
+        fast.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), eager(x))
+        eager.train()
+        fast.train()
+        frames.add(counter.frame_count)
+    assert len(frames) == 1, "compiled once for training and once for evaluation"
+
+
+def test_autocast():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
+    x, y = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    for name, layer in pruned_layers(model, pruner).items():
+        gradient = stored_weight(layer).grad
+        assert gradient.dtype == torch.float32
+        assert not gradient[~pruner.masks[name].mask].any()
+        assert gradient.any()
+
+
+def test_gradient_accumulation():
+    """Two backward passes under one mask add up, and only then comes the next mask."""
+    model, whole = small_net().eval(), small_net().eval()
+    pruners = [gp.GibbsPruner(m, 0.5, schedule=gp.ConstantSchedule(1.0)) for m in (model, whole)]
+    for m in (model, whole):
+        for name in pruners[0].masks:
+            m.get_submodule(name).train()
+    x, y = batch()
+    for part in (slice(0, 5), slice(5, 10)):
+        (F.cross_entropy(model(x[part]), y[part]) / 2).backward()
+    F.cross_entropy(whole(x), y).backward()
+    for first, second in zip(model.parameters(), whole.parameters()):
+        torch.testing.assert_close(first.grad, second.grad)
+    assert same(masks_of(pruners[0]), masks_of(pruners[1]))
+
+
+def test_an_optimiser_made_before_the_pruner_trains_the_same_parameters():
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
+    before = stored_weight(model[6]).detach().clone()
+    train_step(model, optimizer)
+    assert {id(p) for p in model.parameters()} == {id(p) for p in optimizer.param_groups[0]["params"]}
+    assert not torch.equal(stored_weight(model[6]), before)
+    pruner.finalize(draw="converged")
+    assert {id(p) for p in model.parameters()} == {id(p) for p in optimizer.param_groups[0]["params"]}
+
+
+def test_a_model_moved_after_wrapping():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
+    model.double()
+    pruner.step()
+    x = batch()[0].double()
+    assert model(x).dtype == torch.float64
+    model.eval()(x)
+    assert pruner.finalize(draw="converged") is model
+    assert int((model[6].weight == 0).sum()) == 192
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
+    model.to(torch.bfloat16)
+    pruner.step()
+    assert model(batch()[0].bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_deep_copy_goes_its_own_way():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
+    twin = copy.deepcopy(model)
+    x = batch()[0]
+    torch.testing.assert_close(twin(x), model(x))
+    before = twin(x).detach()
+    pruner.step()
+    torch.testing.assert_close(twin(x), before)
+    assert not torch.equal(model(x), before)
+
+
+def test_model_state_dict_round_trip():
+    model, other = small_net(0), small_net(1)
+    first = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0), seed=1)
+    gp.GibbsPruner(other, 0.5, schedule=gp.ConstantSchedule(1.0), seed=2)
+    first.step()
+    other.load_state_dict(model.state_dict())
+    x = batch()[0]
+    assert torch.equal(other(x), model(x))
+    assert torch.equal(other.eval()(x), model.eval()(x))
+
+
+# -- saving and resuming ---------------------------------------------------------------------------------------------
+
+
+def make_run(seed):
+    model = small_net(seed)
+    schedule = gp.LogSchedule(0.5, 1e4, 4)
+    pruner = gp.GibbsPruner(model, 0.6, "kernel", gp.Quadratic(0.05), schedule, seed=seed)
+    return model, torch.optim.Adam(model.parameters(), 1e-2), pruner
+
+
+def advance(run, start, stop):
+    model, optimizer, pruner = run
+    for step in range(start, stop):
+        pruner.set_epoch(step // 2)
+        train_step(model, optimizer, step)
+        pruner.step()
+
+
+@pytest.mark.parametrize("at", [0, 3, 4])
+def test_a_resumed_run_continues_bit_for_bit(at):
+    straight = make_run(0)
+    advance(straight, 0, 8)
+    stopped = make_run(0)
+    advance(stopped, 0, at)
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in stopped], file)
+    file.seek(0)
+    resumed = make_run(7)  # everything of it is overwritten
+    for part, state in zip(resumed, torch.load(file, weights_only=True)):
+        part.load_state_dict(state)
+    assert resumed[2].beta == stopped[2].beta
+    assert same(masks_of(resumed[2]), masks_of(stopped[2]))
+    advance(resumed, at, 8)
+    assert same(masks_of(resumed[2]), masks_of(straight[2]))
+    for first, second in zip(resumed[0].parameters(), straight[0].parameters()):
+        assert torch.equal(first, second)
+    assert resumed[2].steps == straight[2].steps == 8
+
+
+def test_saved_masks_are_one_bit_per_weight():
+    pruner = make_run(0)[2]
+    state = pruner.state_dict()
+    assert {name: bits.numel() for name, bits in state["masks"].items()} == {"3": 54, "6": 48, "8": 6}
+
+
+def test_a_state_of_other_layers_is_refused():
+    pruner = gp.GibbsPruner(small_net(), 0.5)
+    state = gp.GibbsPruner(small_net(), 0.5, exclude="8").state_dict()
+    with pytest.raises(gp.UserError, match=r"^the saved pruner has other layers than this one: 8$"):
+        pruner.load_state_dict(state)
+    state = pruner.state_dict()
+    state["masks"]["6"] = state["masks"]["8"]
+    before = masks_of(pruner)
+    with pytest.raises(gp.UserError, match=r"^the saved mask of layer '6' has another size than the layer$"):
+        pruner.load_state_dict(state)
+    assert same(masks_of(pruner), before)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+@pytest.mark.parametrize("draw", ["sample", "converged"])
+def test_finalize_burns_the_masks_in(structure, draw):
+    model = small_net()
+    names = list(model.state_dict())
+    pruner = gp.GibbsPruner(model, 0.6, structure, "sign", gp.ConstantSchedule(100.0))
+    stored = {name: stored_weight(layer).detach().clone() for name, layer in pruned_layers(model, pruner).items()}
+    x = batch()[0]
+    expected = model.eval()(x).detach()
+    assert pruner.finalize(draw=draw) is model
+    assert list(model.state_dict()) == names
+    assert not any(hasattr(layer, "parametrizations") for layer in model.modules())
+    for name, weight in stored.items():
+        mask = gp.converged_mask(weight, 0.6, structure)
+        assert torch.equal(model.get_submodule(name).weight, weight * mask)
+    torch.testing.assert_close(model(x), expected)
+    assert type(model[3]) is nn.Conv2d
+
+
+def test_the_sample_at_the_end_is_one_more_draw():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(0.1))
+    last = masks_of(pruner)
+    with pytest.warns(
+        UserWarning, match=r"^the masks have not converged: \d+\.\d\d% of them differ from the converged"
+    ):
+        pruner.finalize()
+    assert not torch.equal(model[6].weight != 0, last["6"])
+    assert 0.4 < float((model[6].weight == 0).float().mean()) < 0.6
+
+
+def test_ties_at_the_threshold_are_decided_as_the_converged_mask_does():
+    """All weights equal: no field acts on any, and the count is exact all the same."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    nn.init.ones_(model[0].weight)
+    gp.GibbsPruner(model, 0.75, schedule=gp.ConstantSchedule(1e9)).finalize()
+    assert model[0].weight.detach().flatten().tolist() == [1.0] * 16 + [0.0] * 48
+
+
+def test_a_neighbourhood_on_the_threshold_freezes():
+    """16 filters at 0.8: p(M − 1) is whole, and still the masks converge."""
+    model = nn.Sequential(nn.Linear(5, 16, bias=False))
+    pruner = gp.GibbsPruner(model, 0.8, "filter", "sign", gp.ConstantSchedule(50.0))
+    assert pruner.agreement() == 1.0
+    pruner.finalize()
+    assert int(model[0].weight.any(1).sum()) == 3
+
+
+def test_weights_that_are_not_finite_are_refused_at_the_end():
+    for bad in (math.nan, math.inf):
+        model = small_net()
+        pruner = gp.GibbsPruner(model, 0.5)
+        with torch.no_grad():
+            stored_weight(model[6])[0, 0] = bad
+        with pytest.raises(gp.UserError, match=r"^layer '6' holds NaN or infinite weights: the training has diverged$"):
+            pruner.finalize()
+        assert hasattr(model[3], "parametrizations"), "nothing is burnt in"
+
+
+def test_after_the_end_the_pruner_is_done():
+    pruner = gp.GibbsPruner(small_net(), 0.5)
+    pruner.finalize(draw="converged")
+    for name in ("finalize", "step", "state_dict", "agreement"):
+        with pytest.raises(gp.UserError) as error:
+            getattr(pruner, name)()
+        assert str(error.value) == f"{name}() after finalize(): the masks are burnt in and the pruner is done"
+
+
+def test_a_finalized_model_can_be_pruned_again():
+    model = small_net()
+    gp.GibbsPruner(model, 0.5).finalize(draw="converged")
+    first = model[6].weight.detach() == 0
+    pruner = gp.GibbsPruner(model, 0.8)
+    train_step(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    pruner.finalize(draw="converged")
+    second = model[6].weight.detach() == 0
+    assert bool(second[first].all())
+    assert int((~second).sum()) == kept_count(0.8, second.numel())
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"sparsity": 1.0}, "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
+        ({"sparsity": {"3": 0.5, "9": 0.5}}, "sparsity names layer '9', which is not pruned: there are 3, 6, 8"),
+        (
+            {"sparsity": {"3": 0.5, "6": 0.5}},
+            "sparsity says nothing of layer '8': give it a value (0 keeps all) or exclude it",
+        ),
+        ({"sparsity": lambda name: -1}, "sparsity is -1: allowed are numbers from 0 up to but not 1"),
+        ({"structure": "channel"}, "unknown structure 'channel': allowed are 'weight', 'kernel', 'filter'"),
+        (
+            {"hamiltonian": "cubic"},
+            "unknown Hamiltonian 'cubic': allowed are 'binary', 'sign', 'square', 'abs', 'quadratic' or a "
+            "Hamiltonian object",
+        ),
+        (
+            {"sampler": "wolff"},
+            "unknown sampler 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', "
+            "'exact'",
+        ),
+        (
+            {"schedule": gp.ConstantSchedule(-1.0)},
+            "the schedule gives beta -1.0 at epoch 0: allowed are numbers from 0 up",
+        ),
+        ({"schedule": lambda n: math.nan}, "the schedule gives beta nan at epoch 0: allowed are numbers from 0 up"),
+        ({"schedule": 5.0}, "schedule is 5.0: allowed are schedules and functions from the epoch to beta"),
+        ({"epochs": 0}, "epochs is 0: allowed are whole numbers from 1"),
+        ({"sweeps": 2.5}, "sweeps is 2.5: allowed are whole numbers from 1"),
+        ({"include": "conv*"}, "include rule 'conv*' matches no layer: there are 0, 3, 6, 8"),
+    ],
+)
+def test_refusals_leave_the_model_as_it_was(arguments, sentence):
+    model = small_net()
+    with pytest.raises(gp.UserError) as error:
+        gp.GibbsPruner(model, **arguments)
+    assert str(error.value) == sentence
+    assert not any(hasattr(layer, "parametrizations") for layer in model.modules())
+
+
+def test_a_layer_of_one_filter_is_refused():
+    with pytest.raises(
+        gp.UserError,
+        match=r"^layer '0' has a single filter: sparsity 0.5 would remove all of it, exclude it$",
+    ):
+        gp.GibbsPruner(nn.Sequential(nn.Linear(4, 1)), 0.5, "filter")
+
+
+def test_a_bad_epoch_changes_nothing():
+    pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.LogSchedule(1, 10, 3))
+    with pytest.raises(gp.UserError, match=r"^epoch is -1: allowed are numbers from 0$"):
+        pruner.set_epoch(-1)
+    assert (pruner.epoch, pruner.beta) == (0, 1.0)
+
+
+def test_an_unknown_last_draw():
+    with pytest.raises(gp.UserError, match=r"^draw is 'best': allowed are 'sample' and 'converged'$"):
+        gp.GibbsPruner(small_net(), 0.5).finalize(draw="best")
+
+
+# -- a network trained on digits -------------------------------------------------------------------------------------
+
+
+class DigitsNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 12, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(12)
+        self.conv2 = nn.Conv2d(12, 24, 3, padding=1, stride=2, bias=False)
+        self.bn2 = nn.BatchNorm2d(24)
+        self.conv3 = nn.Conv2d(24, 24, 3, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(24)
+        self.dense = nn.Linear(24, 10)
+
+    def forward(self, x):
+        for conv, norm in ((self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)):
+            x = F.relu(norm(conv(x)))
+        return self.dense(x.mean((2, 3)))
+
+
+def digits():
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.from_numpy(data.images).float()[:, None] / 16
+    labels = torch.from_numpy(data.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1437], order[1437:]
+    return images[train], labels[train], images[test], labels[test]
+
+
+@pytest.mark.parametrize(
+    ("structure", "hamiltonian", "sampler", "schedule", "sparsity", "accuracy"),
+    [
+        ("weight", gp.Linear("square"), "auto", gp.LogSchedule(1, 1e8, 10), 0.9, 0.88),
+        ("weight", gp.Binary("offset"), "auto", gp.LinearSchedule(-5, 20, 10), 0.9, 0.8),
+        ("kernel", gp.Quadratic(0.1), "auto", gp.LogSchedule(0.3, 1e8, 10), 0.9, 0.8),
+        ("filter", gp.Quadratic(0.02), "auto", gp.LogSchedule(0.1, 1e8, 10), 0.75, 0.8),
+        ("filter", gp.Quadratic(0.02), "chromatic", gp.LogSchedule(0.1, 1e8, 10), 0.75, 0.8),
+    ],
+)
+def test_digits_reach_their_sparsity_exactly_and_converge(
+    structure, hamiltonian, sampler, schedule, sparsity, accuracy
+):
+    images, labels, test_images, test_labels = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = DigitsNet()
+    pruner = gp.GibbsPruner(
+        model, sparsity, structure, hamiltonian, schedule, exclude="dense", sampler=sampler, sweeps=10, seed=1
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    generator = torch.Generator().manual_seed(1)
+    for epoch in range(16):
+        pruner.set_epoch(epoch)
+        for index in torch.randperm(len(labels), generator=generator).split(64):
+            loss = F.cross_entropy(model(images[index]), labels[index])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            pruner.step()
+    assert pruner.agreement() == 1.0, "the masks have converged"
+    final = pruner.finalize().eval()
+    for name in ("conv2", "conv3"):
+        weight = final.get_submodule(name).weight
+        kind = gp.structures.STRUCTURES[structure]()
+        kept = kind.rows(weight.detach() != 0)
+        assert int(kept.any(1).sum()) == kept_count(sparsity, kind.count(weight.shape))
+        assert bool((kept == kept[:, :1]).all()), "whole neighbourhoods only"
+    correct = (final(test_images).argmax(1) == test_labels).float().mean()
+    assert float(correct) > accuracy

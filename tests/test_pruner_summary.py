@@ -1,0 +1,52 @@
+"""The pruner's summary: every layer, as data and as a table."""
+
+import pytest
+import torch
+from torch import nn
+
+import gibbsprune as gp
+from gibbsprune.summary import LayerSummary, Summary
+
+
+def small_net():
+    return nn.Sequential(nn.Conv2d(1, 16, 3), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10))
+
+
+def test_a_dry_run_before_training():
+    pruner = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter")
+    summary = pruner.summary()
+    assert summary.layers == [
+        LayerSummary("1", "Conv2d", (16, 16, 3, 3), neighbourhoods=16, size=144, target=0.9, achieved=0.875),
+        LayerSummary("3", "Linear", (32, 64), neighbourhoods=32, size=64, target=0.9, achieved=1 - 4 / 32),
+    ]
+    assert summary.skipped == {"0": "first convolution", "4": "last Linear: its rows are the outputs"}
+    assert summary.weights == 2304 + 2048
+    assert summary.achieved == pytest.approx(0.875)
+
+
+def test_it_prints_as_a_table():
+    layers = [
+        LayerSummary("1", "Conv2d", (16, 16, 3, 3), 16, 144, 0.9, 0.875),
+        LayerSummary("head.last", "Linear", (10, 64), 10, 64, 0.5, 0.4),
+    ]
+    assert str(Summary("filter", layers, {"0": "first convolution"})).splitlines() == [
+        "layer      kind    shape         filters  of size  target  achieved",
+        "───────────────────────────────────────────────────────────────────",
+        "1          Conv2d  16×16×3×3     16       144      0.9     0.8750",
+        "head.last  Linear  10×64         10       64       0.5     0.4000",
+        "───────────────────────────────────────────────────────────────────",
+        "all                2944 weights                            0.7717",
+        "not pruned: 0 (first convolution)",
+    ]
+
+
+def test_after_finalize_it_counts_zeros():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, sparsity={"1": 0.5, "3": 0.0}, structure="filter")
+    promised = [layer.achieved for layer in pruner.summary().layers]
+    pruner.finalize(draw="converged")
+    found = [layer.achieved for layer in pruner.summary().layers]
+    assert found == pytest.approx(promised) == [0.5, 0.0]
+    with torch.no_grad():
+        model[1].weight[:] = 0
+    assert pruner.summary().layers[0].achieved == 1.0
