@@ -67,11 +67,11 @@ def _fill(generator: torch.Generator | None, device: torch.device) -> Callable[[
     if device.type != "cpu":
         return lambda out: out.uniform_(generator=generator).clamp_(min=SMALLEST)
     seed = torch.empty(4, dtype=torch.int64).random_(0, 1 << 62, generator=generator)
-    stream = np.random.SFC64(seed.tolist())
+    stream, half = np.random.SFC64(seed.tolist()), torch.tensor(0.5)
 
     def fill(out: Tensor) -> Tensor:
         words = stream.random_raw((out.numel() + 1) // 2).view(np.int32)[: out.numel()]
         out.copy_(torch.from_numpy(words).view(out.shape))
-        return out.mul_(2.0**-32).add_(0.5).clamp_(SMALLEST, LARGEST)
+        return torch.add(half, out, alpha=2.0**-32, out=out).clamp_(SMALLEST, LARGEST)
 
     return fill
