@@ -9,43 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
-from ..models import build
 from ..recalibration import recalibrate
 from .batches import Batches
 from .capture import Step
 from .fuse import fuse, share
+from .network import new_model, stream, takes_channels_last
 from .optimizers import FlatOptimizer
 from .sites import run_sites, schedule
 from .spec import RunSpec
 
 EVALUATION_BATCH = 500
 RECALIBRATION_BATCHES = 40
-
-
-def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
-    """A run's network, initialised from its seed, with the recipe's batch norm."""
-    model = build(spec.model, arrays.classes, arrays.channels, stream(spec.seed, "weights"))
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.momentum, module.eps = spec.recipe.bn_momentum, spec.recipe.bn_eps
-    return model
-
-
-def stream(seed: int, what: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """One of a run's independent random streams: for its weights, its data or its masks."""
-    key = ("weights", "data", "masks").index(what)
-    number = int(np.random.SeedSequence([seed, key]).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(number >> 1)
 
 
 class Engine:
@@ -55,7 +37,9 @@ class Engine:
         self.specs, self.runs, self.device = list(specs), len(specs), device
         models = [new_model(spec, arrays) for spec in specs]
         self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
-        self.model = fuse(models).to(device)
+        self.model = fuse(models)
+        self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
+        self.model.to(device)
         self.layers = dict.fromkeys(name for sites in self.names for name in sites)
         self.masks: dict[str, Tensor] = {}
         for name in self.layers:
@@ -63,12 +47,14 @@ class Engine:
             attach(module, masked := Masked(module.weight))  # type: ignore[arg-type]
             self.masks[name] = masked.mask
         self.sites = [(name, k, site) for k, sites in enumerate(self.names) for name, site in sites.items()]
-        self.law = Law([Site(**{**vars(site), "run": k}) for _, k, site in self.sites])
+        sites = [Site(**{**vars(site), "run": k}) for _, k, site in self.sites]
+        self.law = Law(sites, compiled=device.type == "cuda")
         self.schedules = [schedule(spec, [s.count * s.size for s in sites.values()]) for spec, sites in
                           zip(specs, self.names)]  # fmt: skip
         self.optimizer = FlatOptimizer(*self._parameters(), self.runs, specs[0].recipe)
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
+        self.layer_state = stream(specs[0].seed, "layers", device).get_state()
         self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device)
         self.x_test, self.y_test = arrays.x_test.to(device), arrays.y_test.to(device)
         self.betas = torch.zeros(self.runs, dtype=torch.float64, device=device)
@@ -91,6 +77,22 @@ class Engine:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
+    def advance(self) -> None:
+        """One step, in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
+        if self.runs > 1:
+            return self.step()  # a network with such layers is not fused
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            index = self.device.index
+            generator = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+        outside = generator.get_state()
+        generator.set_state(self.layer_state)
+        try:
+            self.step()
+        finally:
+            self.layer_state = generator.get_state()
+            generator.set_state(outside)
+
     def _step(self) -> None:
         x, y = self.batches.next(self.dtype)
         if self.sites:
@@ -108,6 +110,8 @@ class Engine:
         return losses.mean(0), (logits.argmax(-1) == y).sum(0)
 
     def _logits(self, x: Tensor) -> Tensor:
+        if not self.channels_last:
+            x = x.clone(memory_format=torch.contiguous_format)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             return self.model(x).float().unflatten(1, (self.runs, -1))
 
@@ -128,7 +132,7 @@ class Engine:
     @torch.no_grad()
     def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
         """Per run, the share of weights on which two sets of masks are equal."""
-        same, total = torch.zeros(self.runs, device=self.device), [0] * self.runs
+        same, total = torch.zeros(self.runs, dtype=torch.int64, device=self.device), [0] * self.runs
         for (_, k, _), a, b in zip(self.sites, masks, others):
             same[k] += (a == b).sum()
             total[k] += a.numel()
@@ -204,6 +208,7 @@ class Engine:
             "buffers": self.buffers(),
             "data_streams": [g.get_state() for g in self.data_streams],
             "mask_streams": [g.get_state() for g in self.mask_streams],
+            "layer_state": self.layer_state,
         }
 
     @torch.no_grad()
@@ -215,6 +220,7 @@ class Engine:
         for what in ("data_streams", "mask_streams"):
             for generator, saved in zip(getattr(self, what), state[what]):
                 generator.set_state(saved.cpu())
+        self.layer_state = state["layer_state"].cpu()
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
         """Run k as an ordinary model on the CPU, with the given masks burnt in."""

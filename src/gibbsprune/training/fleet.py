@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..threshold import kept_count, mean_squares, quantile
-from .engine import Engine, new_model
+from .engine import Engine
 from .fuse import CannotFuse, same_function
+from .network import new_model
 from .spec import RunSpec
 
 #: Recipe fields that runs fused into one network must share.
@@ -45,11 +46,12 @@ class Fleet:
 
     def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
         """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
+        self.final = None
         for engine in self.engines:
             engine.begin_epoch(self.epoch)
         for step in range(self.steps_per_epoch):
             for engine in self.engines:
-                engine.step()
+                engine.advance()
             if progress is not None:
                 progress(step + 1, self.steps_per_epoch)
         self.epoch += 1
@@ -127,7 +129,8 @@ class Fleet:
 
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
-        saved = _clone(self.state_dict())
+        saved, final = _clone(self.state_dict()), self.final
+        masks = [_clone(engine.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(self.epoch)
         warmup = 5 if self.device.type == "cuda" else 0
@@ -138,10 +141,14 @@ class Fleet:
                 began = time.perf_counter()
             for engine in self.engines:
                 engine.batches.cursor.zero_()
-                engine.step()
+                engine.advance()
         self._synchronise()
         seconds = (time.perf_counter() - began) / max(1, count)
         self.load_state_dict(saved)
+        self.final = final
+        for engine, before in zip(self.engines, masks):
+            for name, mask in before.items():
+                engine.masks[name].copy_(mask)
         return seconds
 
     def _synchronise(self) -> None:
@@ -153,8 +160,9 @@ class Fleet:
         return {"version": 1, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("version") != 1 or len(state["engines"]) != len(self.engines):
-            raise UserError("the saved state is not one of this fleet")
+        if state.get("version") != 1 or not _alike(self.state_dict(), state):
+            raise UserError("the saved state is of other runs, another network or another kind of device")
+        self.final = None
         for engine, saved in zip(self.engines, state["engines"]):
             engine.load_state_dict(saved)
         self.epoch = int(state["epoch"])
@@ -175,7 +183,7 @@ def _settle(site: Any, weight: Tensor, mask: Tensor, converged: Tensor) -> Tenso
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
-    total = sum(p.numel() for p in engine.optimizer.parameters) // engine.runs
+    total = sum(p.numel() for p in engine.model.parameters()) // engine.runs
     layers: list[dict[str, Any]] = []
     for name, site in engine.names[k].items():
         weights, kept = masks[name].numel(), int(masks[name].sum())
@@ -210,6 +218,17 @@ def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:
         return same_function(models, example)
     except CannotFuse:
         return False
+
+
+def _alike(own: Any, other: Any) -> bool:
+    """Whether a saved state has the same keys and shapes."""
+    if isinstance(own, Tensor):
+        return isinstance(other, Tensor) and own.shape == other.shape
+    if isinstance(own, dict):
+        return isinstance(other, dict) and own.keys() == other.keys() and all(_alike(own[k], other[k]) for k in own)
+    if isinstance(own, list):
+        return isinstance(other, list) and len(own) == len(other) and all(map(_alike, own, other))
+    return True
 
 
 def _clone(state: Any) -> Any:

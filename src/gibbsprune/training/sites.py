@@ -50,9 +50,11 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
 
 def schedule(spec: RunSpec, sizes: Sequence[int]) -> Schedule:
     """β over unstretched epochs: the recipe's, and where it is silent the Hamiltonian's own."""
+    if spec.method == "dense":
+        return ConstantSchedule(0.0)  # whatever the recipe says of β
     recipe = spec.recipe
     epochs = recipe.anneal_epochs or max(1, round(0.64 * recipe.epochs))
-    default = hamiltonian(spec).default_schedule(epochs, sizes) if spec.method != "dense" else ConstantSchedule(0.0)
+    default = hamiltonian(spec).default_schedule(epochs, sizes)
     if recipe.anneal is None and recipe.beta_start is None and recipe.beta_end is None:
         return default
     start = recipe.beta_start if recipe.beta_start is not None else default(0)

@@ -1,0 +1,47 @@
+"""A run's network and its random streams, from its spec."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
+
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..models import build
+from .spec import RunSpec
+
+
+def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
+    """A run's network, initialised from its seed, with the recipe's batch norm."""
+    model = build(spec.model, arrays.classes, arrays.channels, stream(spec.seed, "weights"))
+    if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise UserError(f"{spec.model}: {lazy[0]} has no size yet; give its layer all its sizes instead of a lazy one")
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum, module.eps = spec.recipe.bn_momentum, spec.recipe.bn_eps
+    return model
+
+
+def stream(seed: int, what: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """One of a run's independent random streams: for its weights, data, masks, or layers such as dropout."""
+    key = ("weights", "data", "masks", "layers").index(what)
+    number = int(np.random.SeedSequence([seed, key]).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(number >> 1)
+
+
+@torch.no_grad()
+def takes_channels_last(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
+    """Whether a network runs on images in channels-last memory: ``view`` in its own code may not."""
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            model.eval()(torch.zeros(2, *size, channels).permute(0, 3, 1, 2))
+        except RuntimeError:
+            return False
+        finally:
+            for module, training in modes:
+                module.training = training
+    return True

@@ -1,0 +1,74 @@
+"""Networks as a user would bring them, by the name ``own_networks:function``."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Smooth(nn.Module):
+    """Convolutions of all kinds with smooth activations: no sign of an activation can flip by a rounding error.
+
+    No bias comes before a batch norm, where its gradient would be nothing but rounding errors.
+    """
+
+    def __init__(self, classes: int, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
+        self.skip = nn.Sequential(nn.Conv2d(8, 16, 1, stride=2, bias=False))
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(16), nn.GroupNorm(4, 16)])
+        self.dense = nn.Linear(16 * 4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.norms[0](self.second(F.gelu(self.first(x)))))
+        x = F.gelu(self.norms[1](self.third(x)) + self.skip(x))
+        x = F.gelu(self.norms[2](self.depthwise(x)))
+        return self.dense(F.avg_pool2d(x, 2).flatten(1))
+
+
+def smooth(classes: int, channels: int) -> nn.Module:
+    return Smooth(classes, channels)
+
+
+class Dropping(nn.Module):
+    """Cannot be fused: dropout, and a view that needs contiguous memory."""
+
+    def __init__(self, classes: int, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.dropout = nn.Dropout(0.3)
+        self.dense = nn.Linear(8 * 16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max_pool2d(self.norm(self.second(self.first(x).relu())).relu(), 2)
+        return self.dense(self.dropout(x.view(x.size(0), -1)))
+
+
+def dropping(classes: int, channels: int) -> nn.Module:
+    return Dropping(classes, channels)
+
+
+def lazy(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def frozen(classes: int) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, classes))
+    model[1].requires_grad_(False)
+    return model
+
+
+def perceptron(classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, classes)
+    )
+
+
+def one_convolution(classes: int, channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 9), nn.Linear(9, classes))
