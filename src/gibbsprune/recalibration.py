@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from .errors import UserError
 
 
 @torch.no_grad()
@@ -20,6 +23,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         return model
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        raise UserError("there are no batches to take batch-norm statistics from")
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     model.eval()
@@ -28,7 +35,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         norm.momentum = None  # the plain average over all batches
         norm.train()
     try:
-        for batch in batches:
+        for batch in chain([first], iterator):
             model(batch if isinstance(batch, Tensor) else batch[0])
     finally:
         for norm, momentum in zip(norms, momenta):
