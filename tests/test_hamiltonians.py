@@ -73,6 +73,22 @@ def test_every_broken_state_is_above_every_whole_one(shape, seed, sparsity, stru
     assert float(energies[whole].max()) < float(energies[~whole].min())
 
 
+@given(SHAPES, SEEDS, SPARSITIES, st.sampled_from(["kernel", "filter"]))
+def test_a_smaller_coupling_is_enough(shape, seed, sparsity, structure):
+    """c > (2/n) max|b_i| of docs/theory.md: the lowest state is uniform in every neighbourhood, and converged."""
+    weight, masks = random_weight(shape, seed), all_masks(shape)
+    kind = gp.Kernel() if structure == "kernel" else gp.Filter()
+    q = gp.threshold(weight, sparsity, structure)
+    enough = 2 / kind.size(shape) * float((q - weight.square()).abs().max())
+    assume(enough > 1e-6)
+    energies = gp.energy(masks, weight, gp.Quadratic(enough * 1.001), structure, sparsity)
+    rows = kind.rows(masks[energies.argmin()].double())
+    assert bool((rows == rows[:, :1]).all())
+    converged = gp.converged_mask(weight, sparsity, structure)
+    lowest = gp.energy(converged, weight, gp.Quadratic(enough * 1.001), structure, sparsity)
+    assert float(lowest) <= float(energies.min()) + 1e-9
+
+
 def test_a_coupling_far_below_the_bound_does_not_hold_a_neighbourhood_together():
     weight = torch.tensor([[3.0, 0.1, 0.1], [1.0, 1.0, 1.0]], dtype=torch.float64)
     energies = gp.energy(all_masks((2, 3)), weight, gp.Quadratic(1e-4), "filter", 0.5)

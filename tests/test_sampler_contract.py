@@ -20,7 +20,7 @@ import gibbsprune as gp
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import log_p_converged
 from gibbsprune.law import Site
-from gibbsprune.samplers import SAMPLERS, Source, chromatic, enumeration, exact, independent
+from gibbsprune.samplers import SAMPLERS, Source, chromatic, draw_rows, enumeration, exact, independent
 from gibbsprune.structures import STRUCTURES
 
 ALPHA = 1e-10
@@ -545,6 +545,33 @@ def test_lattice_sum_equals_the_integral():
     assert 2 * math.exp(-2 * math.pi**2 / exact.SPACING**2) < 5.3e-11
 
 
+def test_poisson_summation():
+    """Where the spacing is coarse, the first terms of (4) in docs/theory.md are what the lattice sum is off by."""
+    for strength, spacing, s in ((0.5, 2.0, 3), (0.5, 2.4, 0), (0.1, 0.9, -5), (2.0, 4.0, 1)):
+        points = spacing * np.arange(-200, 201)
+        total = spacing * np.exp(-((points - strength * s) ** 2) / (2 * strength)).sum()
+        terms = [
+            math.cos(2 * math.pi * m * strength * s / spacing) * math.exp(-2 * (math.pi * m / spacing) ** 2 * strength)
+            for m in range(1, 9)
+        ]
+        assert math.isclose(total / math.sqrt(2 * math.pi * strength), 1 + 2 * sum(terms), rel_tol=1e-12)
+        assert abs(sum(terms)) > 1e-6
+
+
+def test_derivatives_of_log_cosh():
+    v = np.linspace(-4, 4, 8001)
+    t, step = np.tanh(v), v[1] - v[0]
+    derivatives = [t, 1 - t**2, -2 * t * (1 - t**2), -2 * (1 - t**2) * (1 - 3 * t**2)]
+    before = np.log(2 * np.cosh(v))
+    for formula in derivatives:
+        np.testing.assert_allclose(np.gradient(before, step)[2:-2], formula[2:-2], atol=1e-5)
+        before = formula
+    assert derivatives[3].min() == pytest.approx(-2)
+    assert derivatives[3].max() == pytest.approx(2 / 3, abs=1e-5)
+    assert bool((np.abs(v) <= np.log(2 * np.cosh(v))).all())
+    assert bool((np.log(2 * np.cosh(v)) <= np.abs(v) + math.log(2) + 1e-12).all())
+
+
 def test_taylor_polynomial_is_within_its_bound():
     generator = seeded(0)
     for spread in (0.01, 0.1, 0.5):
@@ -583,6 +610,41 @@ def test_window_leaves_nothing_out():
     for row in range(6):
         left_out = ~torch.isin(points[row], chosen[row])
         assert float(full[row, left_out].max()) < float(full[row].max()) - 39.9
+
+
+# -- the same on a GPU, where Triton kernels draw ---------------------------------------------------------------------
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("kind", "structure", "sampler"), COMBINATIONS)
+def test_law_on_a_gpu(kind, structure, sampler):
+    generator, sweeps = torch.Generator("cuda").manual_seed(0), 100
+    for shape, beta in itertools.product(SHAPES[structure], (0.7, 20.0, 150.0)):
+        weight = torch.randn(shape, generator=seeded(1)) * 0.15
+        bipartite = sampler == "chromatic"
+        law = gibbs(energies_by_hand(kind, weight, structure, 0.45, 0.003, bipartite), beta)
+        hamiltonian = gp.Quadratic(0.003) if kind == "quadratic" else HAMILTONIANS[kind]
+        drawn = gp.sample(weight.cuda(), hamiltonian, structure, 0.45, beta, sampler, sweeps, DRAWS, generator).cpu()
+        counts = np.bincount(codes(drawn), minlength=len(law))
+        check_counts(counts, law, f"{kind} {structure} {sampler} {shape} beta {beta} on a GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("size", [9, 27, 144, 576])
+@pytest.mark.parametrize("strength", [0.3, 1.0, 1.8, 30.0, 60.0])
+@pytest.mark.parametrize("spread", [0.05, 0.5])
+def test_exact_on_a_gpu(size, strength, spread):
+    field = np.random.default_rng(size).normal(0, spread, size).astype(np.float32)
+    field -= field.mean()
+    rows, device = 20_000, torch.device("cuda")
+    numbers = Source([torch.Generator(device).manual_seed(0)], [rows], size, device)
+    coupling = torch.full((rows, 1), strength / size, device=device)
+    mask = draw_rows("exact", torch.from_numpy(field).to(device).repeat(rows, 1), coupling, numbers)
+    spins = np.where(mask.cpu().numpy(), 1.0, -1.0)
+    law = magnetisation_law(field.astype(float), strength / size)
+    check_counts(histogram(spins), law, f"n = {size}, J n = {strength}, spread {spread} on a GPU")
 
 
 # -- the binary law ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""The order of the core's modules: each imports only from those before it (docs/design.md)."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "gibbsprune"
+ORDER = [
+    "errors",
+    "structures",
+    "threshold",
+    "schedules",
+    "hamiltonians",
+    "samplers",
+    "law",
+    "masking",
+    "holding",
+    "selection",
+    "summary",
+    "pruner",
+]
+FILES = [
+    *(PACKAGE / f"{name}.py" for name in ORDER if name != "samplers"),
+    *sorted(PACKAGE.glob("*_triton.py")),
+    *sorted((PACKAGE / "samplers").glob("*.py")),
+]
+
+
+def imports(path):
+    """The modules of this package that a file imports, as names relative to it, and the others' top names."""
+    ours, others = set(), set()
+    here = ["gibbsprune", *path.relative_to(PACKAGE).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "gibbsprune":
+                ours.add(name.removeprefix("gibbsprune."))
+            else:
+                others.add(name.split(".")[0])
+    return ours, others
+
+
+def place(path):
+    """A file's name in the order; a file of GPU kernels stands beside its module."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py").removesuffix("_triton")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_those_before_it(path):
+    here = place(path)
+    for name in imports(path)[0]:
+        there = name.split(".")[0].removesuffix("_triton")
+        assert there in ORDER, f"{path.name} imports {name}, which is not of the core"
+        within = there == here and (here == "samplers" or name.split(".")[0].endswith("_triton"))
+        assert within or ORDER.index(there) < ORDER.index(here), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "samplers").glob("*.py")), ids=lambda path: path.name)
+def test_samplers_know_nothing_of_weights_and_layers(path):
+    outside = {name.split(".")[0] for name in imports(path)[0]} - {"samplers"}
+    assert outside <= ({"errors", "hamiltonians"} if path.name == "__init__.py" else set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_core_needs_torch_and_numpy_only(path):
+    allowed = {"torch", "numpy"} | ({"triton"} if path.name.endswith("_triton.py") else set())
+    standard = {
+        "__future__", "abc", "ast", "collections", "dataclasses", "fnmatch", "fractions", "functools", "importlib",
+        "math", "typing", "warnings",
+    }  # fmt: skip
+    assert imports(path)[1] - standard <= allowed
+
+
+def test_the_page_has_the_same_order():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text, flags=re.M) == ORDER
+
+
+def test_no_file_of_the_core_is_long():
+    for path in FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path.name

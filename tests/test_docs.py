@@ -1,0 +1,105 @@
+"""The Python examples of the documentation run, and the functions that it names exist."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+CORE = [
+    "structures",
+    "threshold",
+    "schedules",
+    "hamiltonians",
+    "law",
+    "masking",
+    "holding",
+    "selection",
+    "summary",
+    "pruner",
+]
+
+
+def blocks(page):
+    """The code of each block that is marked as Python, with as many lines before it as in the page."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.M | re.S):
+        yield "\n" * text.count("\n", 0, match.start(1)) + match[1]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p))], ids=lambda page: page.name)
+def test_examples_run(page, tmp_path, monkeypatch):
+    """One after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "example"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks(page):
+            exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_the_new_hamiltonian_takes_twenty_lines():
+    example = next(blocks(ROOT / "docs" / "adding_a_hamiltonian.md"))
+    assert "class ScaleFree" in example
+    assert len(example.strip().splitlines()) <= 20
+
+
+def names_in(page):
+    return sorted(set(re.findall(r"`(gibbsprune(?:\.\w+)+)`", page.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("name", sorted({name for page in PAGES for name in names_in(page)}))
+def test_what_the_pages_name_exists(name):
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return
+    pytest.fail(f"there is no {name}")
+
+
+def test_theory_names_every_part_of_the_core():
+    named = {name.split(".")[1] for name in names_in(ROOT / "docs" / "theory.md")}
+    mathematics = {
+        "structures",
+        "threshold",
+        "hamiltonians",
+        "samplers",
+        "law",
+        "schedules",
+        "masking",
+        "holding",
+        "pruner",
+    }
+    assert named == mathematics
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_doctests(module):
+    assert doctest.testmod(importlib.import_module(f"gibbsprune.{module}")).failed == 0
+
+
+def test_the_public_functions_have_examples():
+    finder = doctest.DocTestFinder()
+    found = {
+        test.name
+        for module in CORE
+        for test in finder.find(importlib.import_module(f"gibbsprune.{module}"))
+        if test.examples
+    }
+    assert {
+        "gibbsprune.threshold.threshold",
+        "gibbsprune.threshold.converged_mask",
+        "gibbsprune.hamiltonians.energy",
+        "gibbsprune.law.sample",
+        "gibbsprune.schedules.LogSchedule",
+        "gibbsprune.schedules.LinearSchedule",
+    } <= found
