@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -169,6 +170,29 @@ def test_a_layer_of_sparsity_zero_is_never_masked():
     for _ in range(3):
         pruner.step()
         assert bool(pruner.masks["8"].mask.all())
+
+
+def test_a_structure_of_ones_own():
+    """Columns of a Linear: its inputs are pruned."""
+
+    @dataclass(frozen=True)
+    class Column(gp.Structure):
+        name = "filter"
+
+        def size(self, shape):
+            return shape[0]
+
+        def rows(self, weight):
+            return weight.T
+
+        def unrows(self, rows, shape):
+            return rows.mT
+
+    model = nn.Sequential(nn.Linear(8, 5, bias=False))
+    pruner = gp.GibbsPruner(model, 0.5, Column(), "sign", gp.ConstantSchedule(100.0), include="0")
+    inputs = stored_weight(model[0]).detach().square().sum(0).argsort(descending=True)[:4].sort().values
+    for weight in (model.train()[0].weight, model.eval()[0].weight, pruner.finalize()[0].weight):
+        assert weight.any(0).nonzero().flatten().tolist() == inputs.tolist()
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------------
@@ -364,6 +388,11 @@ def test_saved_masks_are_one_bit_per_weight():
     pruner = make_run(0)[2]
     state = pruner.state_dict()
     assert {name: bits.numel() for name, bits in state["masks"].items()} == {"3": 54, "6": 48, "8": 6}
+
+
+def test_a_state_of_another_kind_is_refused():
+    with pytest.raises(gp.UserError, match=r"^the saved pruner's state has version None: allowed is 1$"):
+        gp.GibbsPruner(small_net(), 0.5).load_state_dict({})
 
 
 def test_a_state_of_other_layers_is_refused():

@@ -52,6 +52,8 @@ class GibbsMasked(Masked):
         if self.training:
             return weight * self.mask
         kind = self.structure
+        if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
+            return weight * converged_mask(weight, self.sparsity, kind)
         refresh_(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
         return weight * self.converged
 

@@ -242,6 +242,8 @@ class GibbsPruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
+        if (version := state.get("version")) != 1:
+            raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
         if set(state["masks"]) != set(self.masks):
             missing = ", ".join(sorted(set(state["masks"]) ^ set(self.masks)))
             raise UserError(f"the saved pruner has other layers than this one: {missing}")
