@@ -1,6 +1,7 @@
 """gibbsprune: train a network and prune it at the same time, by sampling masks from an annealed Gibbs distribution."""
 
 from .errors import UserError
+from .export import load_packed, packed_size, save_packed
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
@@ -31,7 +32,10 @@ __all__ = [
     "converged_mask",
     "energy",
     "hold_zeros",
+    "load_packed",
+    "packed_size",
     "recalibrate",
     "sample",
+    "save_packed",
     "threshold",
 ]

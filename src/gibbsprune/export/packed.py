@@ -1,0 +1,233 @@
+"""A pruned network in a small file: positions of the surviving weights, and their values.
+
+The file is a safetensors container of three byte tensors. ``layout`` is compressed JSON, one row per entry of the
+model's state: name, dtype, shape, way, unit, bytes of positions, dtype of the values, their number. ``positions``
+and ``values`` hold those of all entries, one after the other. Metadata carry the format's name, its version and a
+SHA-256 of the three tensors. Nothing in the file is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gibbsprune.errors import UserError
+from gibbsprune.export.packing import Positions, positions
+from gibbsprune.training.checkpoint import write_atomic
+
+FORMAT, VERSION = "gibbsprune-packed", "1"
+DTYPES = ("float32", "float16", "int8")
+_PARTS = ("layout", "positions", "values")
+_LAYOUT_LIMIT = 1 << 28
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """Bytes of the packed file, of the same state as dense safetensors, and of that after gzip."""
+
+    packed: int
+    dense: int
+    gzip: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.packed:,} bytes packed; dense safetensors {self.dense:,} ({self.dense / self.packed:.1f} times "
+            f"as large), gzip of it {self.gzip:,} ({self.gzip / self.packed:.1f} times)"
+        )
+
+
+def save_packed(model: nn.Module, path: str | os.PathLike[str], dtype: str = "float32") -> None:
+    """Write the state of a finalized model to ``path``, whole or not at all.
+
+    Weights (floating tensors of two dimensions or more) keep their survivors only, as ``dtype``: "float32" (a
+    float32 model comes back bit for bit, save that −0 becomes 0), "float16" (rounded to nearest), or "int8": per
+    channel o, w ≈ s_o q with s_o = max |w_o| / 127 and q an integer from −127 to 127. Vectors (biases, norms) and
+    integer buffers are kept exactly. A weight already narrower than ``dtype`` keeps its own type.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is '{dtype}'; allowed are {', '.join(DTYPES)}.")
+    state = _state(model)
+    layout: list[list[Any]] = []
+    codes: list[bytes] = []
+    values: list[bytes] = []
+    for name, tensor in state.items():
+        stored, scales = _stored(name, tensor, dtype)
+        alive = (tensor != 0).flatten().numpy()
+        units = (1, tensor[0, 0].numel(), tensor[0].numel()) if tensor.dim() >= 2 and tensor.numel() else ()
+        where = Positions.shortest(alive, units, stored.element_size())
+        flat = stored.flatten() if where.kept is None else stored.flatten()[torch.from_numpy(where.kept)]
+        codes.append(where.code.tobytes())
+        values += [_bytes(scales), _bytes(flat)]
+        kinds = [str(kind).removeprefix("torch.") for kind in (tensor.dtype, stored.dtype)]
+        layout.append([name, kinds[0], list(tensor.shape), where.way, where.unit, where.code.size, kinds[1], len(flat)])
+    packed_layout = zlib.compress(json.dumps(layout, separators=(",", ":")).encode(), 9)
+    parts = dict(zip(_PARTS, (packed_layout, b"".join(codes), b"".join(values))))
+    tensors = {key: torch.frombuffer(bytearray(part), dtype=torch.uint8) for key, part in parts.items() if part}
+    metadata = {"format": FORMAT, "version": VERSION, "sha256": _digest(parts)}
+    write_atomic(path, _safetensors().save(tensors, metadata=metadata))
+
+
+def load_packed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """Fill ``model``, built like the one that was saved, from a packed file, and return it.
+
+    A damaged file, or one of another network, is refused before anything in the model changes.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
+    parts = _parts(os.fspath(path), content)
+    try:
+        loaded = _unpack(parts)
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, zlib.error) as error:
+        raise UserError(f"{os.fspath(path)} is damaged: its layout does not fit its content ({error})") from error
+    state = _state(model)
+    for name in [*state, *loaded]:
+        if name not in state or name not in loaded:
+            where = "the file" if name in state else "the model"
+            raise UserError(f"{os.fspath(path)} is of another network: {where} has no '{name}'.")
+        ours, theirs = state[name], loaded[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise UserError(
+                f"{os.fspath(path)} is of another network: '{name}' is {theirs.dtype} {tuple(theirs.shape)} in the "
+                f"file and {ours.dtype} {tuple(ours.shape)} in the model."
+            )
+    model.load_state_dict(loaded)
+    return model
+
+
+def packed_size(path: str | os.PathLike[str], model: nn.Module) -> PackedSize:
+    """The size of the packed file of ``model`` beside dense safetensors and gzip of the same state."""
+    dense = _safetensors().save({name: tensor.clone() for name, tensor in _state(model).items()})
+    return PackedSize(os.path.getsize(path), len(dense), len(gzip.compress(dense, 6)))
+
+
+def _safetensors() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise UserError("packed files need safetensors: install gibbsprune[export].") from error
+    return safetensors.torch
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state on the CPU; a model with masks still in place is refused."""
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise UserError("the model still carries masks: finalize it before packing.")
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def _stored(name: str, tensor: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    """The tensor as it is written, and the scales per channel (none but for int8)."""
+    none = torch.zeros(0)
+    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel():
+        return tensor, none
+    if dtype == "int8":
+        scales = tensor.float().flatten(1).abs().amax(1) / 127
+        if not scales.isfinite().all():
+            raise UserError(f"'{name}' has values that are not finite; they cannot be packed as int8.")
+        column = scales.where(scales > 0, torch.ones(())).view(-1, *[1] * (tensor.dim() - 1))
+        return (tensor.float() / column).round().clamp(-127, 127).to(torch.int8), scales
+    wanted: torch.dtype = getattr(torch, dtype)
+    if tensor.element_size() <= wanted.itemsize:
+        return tensor, none
+    stored = tensor.to(wanted)
+    if (stored.isinf() & ~tensor.isinf()).any():
+        raise UserError(f"'{name}' has values too large for {dtype}; pack it as float32.")
+    return stored, none
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _digest(parts: dict[str, bytes]) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {VERSION}".encode())
+    for key in _PARTS:
+        digest.update(f"{key} {len(parts[key])}\n".encode())
+        digest.update(parts[key])
+    return digest.hexdigest()
+
+
+def _parts(path: str, content: bytes) -> dict[str, bytes]:
+    """The three byte strings of a file whose version is known and whose checksum holds."""
+    safetensors = _safetensors()
+    try:
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        tensors = safetensors.load(content)
+        found = (metadata.get("format"), metadata.get("version"))
+    except Exception as error:  # safetensors' own exception and the many of broken JSON
+        raise UserError(f"{path} is no packed network, or is damaged or incomplete.") from error
+    if found[0] != FORMAT:
+        raise UserError(f"{path} is a safetensors file, but no packed network.")
+    if found[1] != VERSION:
+        raise UserError(f"{path} is of version '{found[1]}' of the packed format; this release reads {VERSION}.")
+    parts = {key: tensors[key].numpy().tobytes() if key in tensors else b"" for key in _PARTS}
+    if metadata.get("sha256") != _digest(parts) or any(t.dtype != torch.uint8 for t in tensors.values()):
+        raise UserError(f"{path} is damaged: its checksum does not match.")
+    return parts
+
+
+def _unpack(parts: dict[str, bytes]) -> dict[str, Tensor]:
+    """The state from layout, positions and values; ValueError and its like where they contradict each other."""
+    layout = json.loads(zlib.decompressobj().decompress(parts["layout"], _LAYOUT_LIMIT))
+    codes, values = _Reader(parts["positions"]), _Reader(parts["values"])
+    loaded = {}
+    for name, dtype, shape, way, unit, code_bytes, stored_dtype, count in layout:
+        size = int(np.prod(shape, dtype=np.int64))
+        kept = positions(way, unit, np.frombuffer(codes.take(code_bytes), np.uint8), size)
+        if kept.size != count:
+            raise ValueError(f"'{name}' has {kept.size} positions and {count} values")
+        kind, stored_kind = (_dtype(text) for text in (dtype, stored_dtype))
+        quantized = stored_kind == torch.int8 and kind.is_floating_point
+        scales = _tensor(values.take(4 * shape[0]), torch.float32) if quantized else torch.ones(0)
+        survivors = _tensor(values.take(count * stored_kind.itemsize), stored_kind)
+        flat = torch.zeros(size, dtype=stored_kind)
+        flat[torch.from_numpy(kept)] = survivors
+        full = flat.view(shape)
+        loaded[name] = (full * scales.view(-1, *[1] * (len(shape) - 1)) if quantized else full).to(kind)
+    if codes.left or values.left:
+        raise ValueError("bytes left over")
+    return loaded
+
+
+def _dtype(text: str) -> torch.dtype:
+    kind = getattr(torch, text, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"unknown dtype {text!r}")
+    return kind
+
+
+def _tensor(content: bytes, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+
+
+class _Reader:
+    """Bytes taken from the front, never past the end."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.at = content, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.content) - self.at
+
+    def take(self, count: int) -> bytes:
+        if not 0 <= count <= self.left:
+            raise ValueError("ends too early")
+        self.at += count
+        return self.content[self.at - count : self.at]
