@@ -1,5 +1,6 @@
-"""What is left after pruning, made really smaller: packed files."""
+"""What is left after pruning, made really smaller: compact networks and packed files."""
 
+from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 
-__all__ = ["PackedSize", "load_packed", "packed_size", "save_packed"]
+__all__ = ["CompactReport", "PackedSize", "compact", "load_packed", "packed_size", "save_packed"]

@@ -1,0 +1,211 @@
+"""A pruned network as a smaller network that computes the same function.
+
+The network is traced, the facts of :mod:`gibbsprune.export.plan` are carried through it forwards, the wants
+backwards, and then each operation is made smaller by its own rule. What has no rule is left as it is, its inputs
+restored to full width, and reported with the reason. The result is compared with the original at the example
+inputs before it is handed out.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from gibbsprune.errors import UserError
+from gibbsprune.export.classify import function_name, rule_of
+from gibbsprune.export.layers import CONVOLUTIONS, Rule
+from gibbsprune.export.plan import LeftAlone, Plan, Scatter, SumInto, ease
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """Parameters before and after, max |difference| / max |output| at the example inputs, and what was left alone."""
+
+    parameters_before: int
+    parameters_after: int
+    difference: float
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.parameters_before:,} parameters, now {self.parameters_after:,}"]
+        return "\n".join(lines + [f"left alone: {name}, because {reason}" for name, reason in self.left.items()])
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (Scatter, SumInto)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def compact(model: nn.Module, example_inputs: Tensor | Sequence[Any]) -> nn.Module:
+    """The same function of eval mode in fewer channels; ``model`` itself is not changed.
+
+    Args:
+        model: a finalized model, whose pruned weights are exact zeros.
+        example_inputs: one input, or the sequence of the arguments of ``forward``. Other batch sizes work too, and
+            other image sizes where the model takes them.
+
+    Returns:
+        An ordinary module in eval mode, with a :class:`CompactReport` as its ``report``. A model that cannot be
+        traced comes back as a copy, and the report says why.
+    """
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise UserError("the model still carries masks: finalize it before compacting.")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    before = sum(p.numel() for p in model.parameters())
+    original = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        expected = original(*copy.deepcopy(inputs))
+        root = copy.deepcopy(original)
+        try:
+            module = fx.GraphModule(root, _Tracer().trace(root))
+            _without_in_place(module)
+            ShapeProp(module).propagate(*copy.deepcopy(inputs))
+        except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
+            reason = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
+            return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
+        left = _shrink(module, next(model.parameters(), torch.zeros(())))
+        difference = _difference(expected, module.eval()(*copy.deepcopy(inputs)))
+    if not difference <= TOLERANCE:
+        reason = f"the smaller network would differ by {difference:.1e} of the output's scale"
+        return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
+    after = sum(p.numel() for p in module.parameters())
+    return _reported(module, CompactReport(before, after, difference, left))
+
+
+def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
+    module.report = report  # type: ignore[assignment]
+    return module
+
+
+def _shrink(module: fx.GraphModule, like: Tensor) -> dict[str, str]:
+    """Forwards, backwards, edit; what was left alone, with the reason."""
+    graph = module.graph
+    graph.eliminate_dead_code()
+    plan = Plan(module, like.device, like.dtype)
+    nodes = list(graph.nodes)
+    calls = Counter(node.target for node in nodes if node.op == "call_module")
+    rules: dict[fx.Node, Rule] = {}
+    left: dict[str, str] = {}
+    for node in nodes:
+        try:
+            rule = rule_of(plan, node, calls)
+            facts = rule.facts()
+        except LeftAlone as reason:
+            if _matters(plan, node):
+                left[str(node.target) if node.op == "call_module" else node.name] = str(reason)
+            continue
+        if facts is not None:
+            rules[node], plan.facts[node] = rule, facts
+    for node in reversed(nodes):
+        plan.settle(node)
+        if node in rules:
+            for part, wanted in zip(rules[node].inputs, rules[node].wants(plan.wanted[node])):
+                plan.want(part, wanted)
+        elif not _shape_only(node):
+            for part in node.all_input_nodes:
+                if part in plan.facts:
+                    live = plan.facts[part].live
+                    plan.want(part, ease(torch.ones_like(live), live))
+    for node in nodes:
+        if node in rules:
+            plan.kept[node] = rules[node].edit(plan.wanted[node])
+        elif _shape_only(node):
+            _full_shape(plan, node)
+        else:
+            for part in list(node.all_input_nodes):
+                if part in plan.facts:
+                    full = torch.ones_like(plan.facts[part].live)
+                    node.replace_input_with(part, plan.align(node, part, full, plan.facts[part].axis))
+    for node, base in plan.same.items():
+        node.replace_all_uses_with(base)
+    graph.eliminate_dead_code()
+    graph.lint()
+    module.recompile()
+    module.delete_all_unused_submodules()
+    return left
+
+
+def _matters(plan: Plan, node: fx.Node) -> bool:
+    """Whether leaving this node alone costs anything: it has weights, or some of its input is dead."""
+    if node.op == "output" or _shape_only(node):
+        return False
+    if node.op == "call_module" and isinstance(plan.module.get_submodule(str(node.target)), (nn.Linear, *CONVOLUTIONS)):
+        return True
+    return any(part in plan.facts and not plan.facts[part].live.all() for part in node.all_input_nodes)
+
+
+def _shape_only(node: fx.Node) -> bool:
+    """Whether a node reads a tensor's shape, type or place, and none of its values."""
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op == "call_method" and node.target in ("size", "dim")
+
+
+def full_shape(x: Tensor, axis: int, channels: int) -> torch.Size:
+    """The shape that ``x`` had with all its channels."""
+    return torch.Size([*x.shape[:axis], channels, *x.shape[axis + 1 :]])
+
+
+def _full_shape(plan: Plan, node: fx.Node) -> None:
+    """Let a node that reads a shape see the old number of channels."""
+    source = node.all_input_nodes[0]
+    if source not in plan.facts or plan.kept[source].all() or not (node.target == "size" or "shape" in node.args):
+        return
+    facts, index = plan.facts[source], node.args[1:] if node.target == "size" else ()
+    with node.graph.inserting_before(node):
+        shape = node.graph.call_function(full_shape, (source, facts.axis, len(facts.live)))
+    if index or node.kwargs:
+        plan.turn(node, "call_function", operator.getitem, shape, *(index or node.kwargs.values()))
+    else:
+        node.replace_all_uses_with(shape)
+
+
+def _without_in_place(module: fx.GraphModule) -> None:
+    """The same graph without operations that overwrite their input; later readers of that read the result."""
+    in_place = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
+    for node in list(module.graph.nodes):
+        name = function_name(node) if node.op in ("call_function", "call_method") else ""
+        layer = module.get_submodule(node.target) if node.op == "call_module" else None
+        if node.target in in_place:
+            node.target = in_place[node.target]
+        elif layer is not None and getattr(layer, "inplace", False) is True:
+            node.meta["in_place"] = True
+        elif node.kwargs.get("inplace") is True:
+            node.kwargs = {**node.kwargs, "inplace": False}
+        elif name.endswith("_") and not name.endswith("__") and node.op == "call_method":
+            node.target = name[:-1]
+        elif name.endswith("_") and hasattr(torch, name[:-1]):
+            node.target = getattr(torch, name[:-1])
+        else:
+            continue
+        seen = False
+        for user in list(module.graph.nodes):
+            if seen and node.args[0] in user.all_input_nodes:
+                user.replace_input_with(node.args[0], node)
+            seen = seen or user is node
+    for node in module.graph.nodes:
+        if node.meta.pop("in_place", False):
+            setattr(module.get_submodule(node.target), "inplace", False)  # noqa: B010
+    module.recompile()
+
+
+def _difference(expected: Any, found: Any) -> float:
+    """max |a − b| / max |a| over all tensors of two outputs."""
+    worst = 0.0
+    for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
+        if isinstance(a, Tensor) and a.numel():
+            scale = float(a.double().abs().max()) or 1.0
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst
