@@ -190,3 +190,40 @@ def test_masks_must_be_final() -> None:
     nn.utils.parametrize.register_parametrization(model.dense, "weight", nn.Identity())
     with pytest.raises(UserError, match="finalize"):
         compact(model, torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    model, x, _ = made("resnet8", "filter", 0.75, 4)
+    small = compact(model.to(dtype), x.to(dtype))
+    assert report(small).difference <= 16 * torch.finfo(dtype).eps
+    assert parameters(small) < 0.5 * parameters(model)
+
+
+def test_a_residual_sum_adds_only_the_live_channels() -> None:
+    """The branch computes its own live filters; the shift of the others' norm is added as a constant."""
+    model = randomise(build("resnet8", 10, 3), torch.Generator().manual_seed(0))
+    model.blocks[0].conv2.weight.data[4:] = 0
+    small = compact(model, torch.randn(1, 3, 16, 16))
+    assert small.get_submodule("blocks.0.conv2").weight.shape[0] <= 4
+    assert_same(model, small, torch.randn(2, 3, 16, 16))
+
+
+def test_arguments_by_sequence_and_several_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(6, 9), nn.Linear(5, 9, bias=False), nn.Linear(9, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            hidden = torch.relu(self.a(x) + self.b(y))
+            return {"hidden": hidden, "out": self.out(hidden * hidden)}
+
+    model = Two()
+    model.a.weight.data[2:6], model.b.weight.data[:5] = 0, 0
+    inputs = (torch.randn(4, 6), torch.randn(4, 5))
+    small = compact(model, inputs)
+    report(small)
+    assert parameters(small) < parameters(model)
+    found, expected = small(*inputs), model(*inputs)
+    assert all((found[key] - expected[key]).abs().max() < 1e-5 for key in expected)
