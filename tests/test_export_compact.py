@@ -1,13 +1,14 @@
 """The compact network computes the same function, over a zoo of networks, masks and sizes."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from export_zoo import WEIGHTED, ZOO, conv_bn, prune, randomise
-from gibbsprune import UserError, compact
+from gibbsprune import GibbsPruner, UserError, compact, load_packed, packed_size, save_packed
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.models import build
 
@@ -227,3 +228,19 @@ def test_arguments_by_sequence_and_several_outputs() -> None:
     assert parameters(small) < parameters(model)
     found, expected = small(*inputs), model(*inputs)
     assert all((found[key] - expected[key]).abs().max() < 1e-5 for key in expected)
+
+
+@pytest.mark.parametrize("structure", ["filter", "kernel", "weight"])
+def test_from_the_pruner_to_a_small_network_and_file(structure: str, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    model = randomise(build("resnet8", 10, 3), torch.Generator().manual_seed(1))
+    final = GibbsPruner(model, sparsity=0.75, structure=structure, exclude=["dense"]).finalize("converged").eval()
+    x = torch.randn(3, 3, 16, 16)
+    small = compact(final, x)
+    assert report(small).left == {}
+    assert_same(final, small, x)
+    save_packed(final, tmp_path / "net")
+    assert packed_size(tmp_path / "net", final).packed < 0.45 * packed_size(tmp_path / "net", final).dense
+    assert_same(final, load_packed(tmp_path / "net", build("resnet8", 10, 3)).eval(), x)
+    save_packed(small, tmp_path / "small", "float16")
+    assert (tmp_path / "small").stat().st_size < packed_size(tmp_path / "net", final).dense
