@@ -21,7 +21,7 @@ from gibbsprune.export.plan import Facts, LeftAlone, Plan, SumInto, ease, moves,
 class ChannelWise(Rule):
     """Output channel c depends on input channel c alone; ``constant`` tells what becomes of constant ones.
 
-    ``constant(v)`` gives the values, not a number where the result is not the same everywhere.
+    ``constant(v)`` gives the values, and not a number where the result is not the same everywhere.
     """
 
     def __init__(self, plan: Plan, node: fx.Node, constant: Callable[[Tensor], Tensor], removed: tuple[int, ...] = ()):
@@ -37,7 +37,7 @@ class ChannelWise(Rule):
 
     def facts(self) -> Facts:
         value = self.constant(self.given.value)
-        live = self.given.live | value.isnan()
+        live = self.given.live | ~value.isfinite()
         return Facts.of(self.axis, live, value)
 
     def wants(self, wanted: Tensor) -> list[Tensor]:

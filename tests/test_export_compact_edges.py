@@ -1,0 +1,127 @@
+"""Compaction at the edges of its rules: each small network is made smaller, exactly, and tells what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from export_zoo import WEIGHTED, randomise
+from gibbsprune import compact
+
+
+class Net(nn.Module):
+    """Layers by name, and a function of them and the input."""
+
+    def __init__(self, function: Callable[[Net, Tensor], Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def conv(inputs: int, outputs: int, size: int = 3, **options: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, padding=size // 2, **options)
+
+
+def two(function: Callable[[Net, Tensor], Tensor], inputs: int = 8, **layers: nn.Module | nn.Parameter) -> nn.Module:
+    return Net(function, a=conv(3, 8), b=conv(inputs, 8), **layers)
+
+
+def reads_overwritten(net: Net, x: Tensor) -> Tensor:
+    hidden = net.a(x)
+    return net.b(F.relu(hidden, inplace=True)) + hidden
+
+
+def shuffled(net: Net, x: Tensor) -> Tensor:
+    hidden = net.a(x)
+    return net.b(hidden.view(hidden.size(0), 2, 4, 8, 8).transpose(1, 2).reshape(hidden.size(0), 8, 8, 8))
+
+
+def gated(net: Net, x: Tensor) -> Tensor:
+    first, second = net.a(x).split(4, 1)[0], net.a(x)[:, 4:]
+    return net.b(first * torch.sigmoid(second))
+
+
+def sizes(net: Net, x: Tensor) -> Tensor:
+    hidden = net.a(x)
+    return net.b(hidden) / hidden.size(1) + hidden.shape[1] + hidden.size(dim=2)
+
+
+def attention(net: Net, x: Tensor) -> Tensor:
+    hidden = F.relu(net.a(x))
+    return net.b(hidden * torch.sigmoid(net.map(hidden)))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "reads_overwritten": (lambda: two(reads_overwritten), ""),
+    "sizes": (lambda: two(sizes), "no rule for truediv"),
+    "attention": (lambda: two(attention, map=conv(8, 1)), ""),
+    "layer_scale": (lambda: two(lambda n, x: n.b(n.a(x) * n.g), g=nn.Parameter(torch.rand(1, 8, 1, 1))), ""),
+    "sum_of_list": (lambda: two(lambda n, x: sum([n.a(x), n.b(x)]), 3), ""),
+    "to_itself": (lambda: two(lambda n, x: n.b((h := n.a(x)) + h)), ""),
+    "one_place": (lambda: two(lambda n, x: n.b(F.adaptive_avg_pool2d(n.a(x), 1))), ""),
+    "average_padded": (lambda: two(lambda n, x: n.b(F.avg_pool2d(n.a(x), 3, 1, 1))), ""),
+    "padded": (lambda: two(lambda n, x: n.b(F.pad(n.a(x), (1, 2, 0, 1), value=0.3))), ""),
+    "dropout": (lambda: two(lambda n, x: n.b(F.dropout(n.a(x), 0.5, training=n.training))), ""),
+    "transposed": (
+        lambda: two(lambda n, x: n.b(n.t(n.a(x))), t=nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, dilation=2)),
+        "",
+    ),
+    "groups": (lambda: two(lambda n, x: n.b(F.relu(n.g(n.a(x)))), 16, g=conv(8, 16, 5, groups=4, stride=2)), ""),
+    "shuffled": (lambda: two(shuffled), "it reshapes"),
+    "gated": (lambda: two(gated, 4), "more than once"),
+    "alpha": (lambda: two(lambda n, x: torch.add(n.a(x), n.b(x), alpha=2), 3), "arguments beside two tensors"),
+    "softmax": (lambda: two(lambda n, x: n.b(torch.softmax(n.a(x), 1))), "no rule for softmax"),
+    "functional": (
+        lambda: two(lambda n, x: F.conv2d(n.a(x), n.w), 3, w=nn.Parameter(torch.randn(4, 8, 3, 3))),
+        "no rule for conv2d",
+    ),
+    "batch_statistics": (
+        lambda: two(lambda n, x: n.b(n.n(n.a(x))), n=nn.BatchNorm2d(8, track_running_stats=False, affine=False)),
+        "no running statistics",
+    ),
+    "shuffle_pixels": (lambda: two(lambda n, x: n.b(F.pixel_shuffle(n.a(x), 2)), 2), "no rule for pixel_shuffle"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_edges(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = CASES[name][0]()
+    if name != "batch_statistics":
+        randomise(model, generator)
+    model.eval()
+    for layer in model.modules():
+        if isinstance(layer, WEIGHTED):
+            layer.weight.data[torch.rand(len(layer.weight), generator=generator) < 0.6] = 0
+    x = torch.randn(2, 3, 8, 8, generator=generator)
+    small = compact(model, x)
+    expected, found = model(x), small(x)
+    assert (expected - found).abs().max() <= 1e-5 * expected.abs().max()
+    before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
+    reasons = small.report.left
+    assert "the whole model" not in reasons, reasons
+    assert after < before or CASES[name][1] == "more than once"
+    assert CASES[name][1] in " ".join(reasons.values())
+    assert bool(reasons) == bool(CASES[name][1]), reasons
+
+
+def test_convolutions_in_space() -> None:
+    model = nn.Sequential(
+        *(nn.Conv3d(2, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.AvgPool3d(2), nn.Conv3d(8, 5, 3, padding=1))
+    ).eval()
+    model[0].weight.data[2:] = 0
+    model[1].bias.data.normal_()
+    small = compact(model, torch.randn(1, 2, 8, 8, 8))
+    x = torch.randn(2, 2, 6, 7, 8)
+    assert (model(x) - small(x)).abs().max() <= 1e-5
+    assert small.report.parameters_after < 0.6 * small.report.parameters_before
