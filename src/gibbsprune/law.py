@@ -79,7 +79,9 @@ class Law:
             split = site.structure.split(site.shape)
             key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
             groups.setdefault(key, []).append(index)
-        ordered = [sorted(members, key=lambda i: self.sites[i].run) for members in groups.values()]
+        # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
+        keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
+        ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
         self.groups = [_Group(self.sites, members, compiled) for members in ordered]
 
     def draw(
