@@ -36,7 +36,10 @@ def write(folder: Path, spec: RunSpec, result: dict[str, Any]) -> Path:
 
 def read(file: Path) -> dict[str, Any]:
     """One result, checked against the schema and against its own name."""
-    record = json.loads(file.read_text())
+    try:
+        record = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file.name} cannot be read: {error}") from None
     check(record)
     if RunSpec.from_dict(record["spec"]).name() != record["name"] or file.stem != record["name"]:
         raise UserError(f"{file.name} does not hold the cell that its name says")
@@ -44,12 +47,17 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check(record: dict[str, Any]) -> None:
-    """Refuses a record with a field missing, unknown or of another type."""
+    """Refuses a record with a field missing, unknown or of another type, or of another version."""
+    if not isinstance(record, dict):
+        raise UserError(f"a result is a JSON object, not a {type(record).__name__}")
     for name, kind in FIELDS.items():
         if name not in record:
             raise UserError(f"a result lacks the field {name!r}")
-        if not isinstance(record[name], (float, int) if kind is float else kind):
-            raise UserError(f"a result's {name!r} is {record[name]!r}, which is not a {kind.__name__}")
+        value = record[name]
+        if isinstance(value, bool) or not isinstance(value, (float, int) if kind is float else kind):
+            raise UserError(f"a result's {name!r} is {value!r}, which is not a {kind.__name__}")
+    if record["version"] != VERSION:
+        raise UserError(f"a result's version is {record['version']}, which is not {VERSION}")
     if unknown := sorted(set(record) - set(FIELDS)):
         raise UserError(f"a result has no field {unknown[0]!r}; its fields are {', '.join(FIELDS)}")
 

@@ -1,0 +1,319 @@
+"""The paper's evaluation: its cells, a runner that can be cut off at any moment, and the stored results."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gibbsprune import data
+from gibbsprune.errors import UserError
+from gibbsprune.experiments import cells, runner, store
+from gibbsprune.experiments.__main__ import SETS, chosen, main
+from gibbsprune.models import build
+from gibbsprune.threshold import kept_count
+from gibbsprune.training import checkpoint
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.sites import run_sites
+from gibbsprune.training.spec import RunSpec
+
+RESULTS = sorted((Path(__file__).parent.parent / "results" / "paper").glob("*.json"))
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_a_run_of_the_papers_recipe():
+    for structure, sparsity in (("weight", 0.9), ("kernel", 0.9), ("filter", 0.75)):
+        spec = cells.cell("resnet20", structure=structure, seed=3)
+        assert (spec.data, spec.model, spec.method, spec.seed) == ("cifar10", "resnet20", "gibbs", 3)
+        assert (spec.structure, spec.sparsity, spec.recipe) == (structure, sparsity, RECIPES["paper"])
+    assert cells.cell("resnet20", structure="filter", sparsity=0.5).sparsity == 0.5
+
+
+def test_the_headline_is_dense_and_the_best_of_each_structure():
+    names = [spec.name() for spec in cells.headline("resnet56", [4])]
+    assert names == [
+        "cifar10-resnet56-dense-s4",
+        "cifar10-resnet56-gibbs-weight-square-0.9-s4",
+        "cifar10-resnet56-gibbs-kernel-quadratic-0.9-s4",
+        "cifar10-resnet56-gibbs-filter-quadratic-0.75-s4",
+    ]
+
+
+def test_the_hamiltonians_are_those_of_the_tables():
+    """Four, three and three, and filters once more with the paper's Markov chain."""
+    specs = cells.hamiltonians("resnet20")
+    pairs = [(s.structure, s.hamiltonian) for s in specs if s.sampler == "auto"]
+    assert sorted(pairs) == sorted(
+        [("weight", h) for h in ("binary", "sign", "square", "abs")]
+        + list(itertools.product(("kernel", "filter"), ("binary", "sign", "quadratic")))
+    )
+    assert [s.name() for s in specs if s.sampler != "auto"] == [
+        "cifar10-resnet20-gibbs-filter-quadratic-0.75-chromatic-s0"
+    ]
+
+
+def test_the_rates_are_those_that_the_headline_lacks():
+    assert [spec.sparsity for spec in cells.rates("resnet20")] == [0.5, 0.75, 0.95]
+
+
+def test_cells_that_differ_have_names_that_differ():
+    every = [spec for make in SETS.values() for model in ("resnet20", "resnet56") for spec in make(model, [0, 1, 2])]
+    once = cells.unique(every)
+    assert len(once) < len(every)
+    assert len({spec.name() for spec in once}) == len(once)
+    assert once == list(dict.fromkeys(every))
+
+
+def test_sets_from_the_command_line():
+    assert chosen("headline", "resnet20") == cells.headline("resnet20")
+    both = chosen("headline:7+rates:1,2", "resnet20")
+    assert both == cells.headline("resnet20", [7]) + cells.rates("resnet20", [1, 2])
+    assert chosen("headline:0+hamiltonians:0", "resnet20") == cells.unique(
+        cells.headline("resnet20", [0]) + cells.hamiltonians("resnet20", [0])
+    )
+    for wrong in ("headlines", "cell", "headline:a", "headline:-1", "", "headline:0,"):
+        with pytest.raises(UserError, match=r"unknown set .*; sets are headline, hamiltonians, rates"):
+            chosen(wrong, "resnet20")
+
+
+def test_the_command_names_what_is_missing(tmp_path, capsys):
+    done = cells.headline("resnet20", [0])
+    store.write(tmp_path, done[0], result())
+    main(["--sets", "headline:0", "--results", str(tmp_path), "--dry-run", "--at-most", "2"])
+    assert capsys.readouterr().out.splitlines() == [spec.name() for spec in done[1:3]]
+    with pytest.raises(SystemExit):
+        main(["--sets", "nonsense"])
+    assert "error: unknown set 'nonsense'" in capsys.readouterr().err
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def result(**changes) -> dict:
+    """A result as the runner makes it."""
+    return {
+        "accuracy": 0.9, "accuracy_converged": 0.9, "accuracy_recalibrated": 0.91, "loss": 0.3, "agreement": 1.0,
+        "sparsity": 0.9, "parameters": 100, "nonzero": 10, "layers": [], "epochs": 200, "curve": [], "fleet": 2,
+        "seconds": 12.5, "environment": {}, "revision": "abc", **changes,
+    }  # fmt: skip
+
+
+SPEC = cells.cell("resnet20", seed=1)
+
+
+def test_what_is_written_is_read(tmp_path):
+    file = store.write(tmp_path / "new" / "folder", SPEC, result())
+    assert file == store.path(tmp_path / "new" / "folder", SPEC)
+    assert file.name == "cifar10-resnet20-gibbs-weight-square-0.9-s1.json"
+    record = store.read(file)
+    assert RunSpec.from_dict(record["spec"]) == SPEC
+    assert {key: record[key] for key in result()} == result()
+    assert store.read(store.write(file.parent, SPEC, result(accuracy=0.91)))["accuracy"] == 0.91
+
+
+def test_missing_cells_are_those_without_a_file(tmp_path):
+    specs = cells.headline("resnet20", [0, 1])
+    for spec in specs[::2]:
+        store.write(tmp_path, spec, result())
+    assert store.missing(tmp_path, specs) == specs[1::2]
+
+
+@pytest.mark.parametrize("field", list(result()))
+def test_a_result_lacks_nothing(tmp_path, field):
+    values = result()
+    del values[field]
+    with pytest.raises(UserError, match=f"^a result lacks the field '{field}'$"):
+        store.write(tmp_path, SPEC, values)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"accuracy": "0.9"}, "a result's 'accuracy' is '0.9', which is not a float"),
+        ({"parameters": 1.5}, "a result's 'parameters' is 1.5, which is not a int"),
+        ({"nonzero": True}, "a result's 'nonzero' is True, which is not a int"),
+        ({"layers": {}}, "a result's 'layers' is {}, which is not a list"),
+        ({"accuracy_recalibrated": None}, "a result's 'accuracy_recalibrated' is None, which is not a float"),
+        ({"version": 2}, "a result's version is 2, which is not 1"),
+        ({"comment": "?"}, "a result has no field 'comment'; its fields are version, name"),
+    ],
+)
+def test_a_result_of_another_shape_is_refused(tmp_path, changes, sentence):
+    with pytest.raises(UserError) as caught:
+        store.write(tmp_path, SPEC, result(**changes))
+    assert str(caught.value).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_do_not_hold_what_they_say_are_refused(tmp_path):
+    file = store.write(tmp_path, SPEC, result())
+    renamed = file.rename(tmp_path / "cifar10-resnet20-dense-s1.json")
+    with pytest.raises(UserError, match=r"cifar10-resnet20-dense-s1\.json does not hold the cell that its name says"):
+        store.read(renamed)
+    record = json.loads(renamed.read_text())
+    record["spec"]["seed"] = 5
+    file.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="does not hold the cell"):
+        store.read(file)
+    for content, sentence in (("{", "cannot be read"), ("[]", "a result is a JSON object, not a list")):
+        file.write_text(content)
+        with pytest.raises(UserError, match=sentence):
+            store.read(file)
+    with pytest.raises(UserError, match="cannot be read"):
+        store.read(tmp_path / "nothing.json")
+
+
+# -- the runner --------------------------------------------------------------------------------------------------------
+
+RECIPE = RECIPES["digits"].replace(epochs=6, anneal_epochs=4, batch=24, lr=3e-3)
+PAIR = [
+    RunSpec("digits", "own_networks:smooth", recipe=RECIPE, seed=1, sparsity=0.5),
+    RunSpec("digits", "own_networks:smooth", structure="kernel", recipe=RECIPE, seed=2, sparsity=0.5),
+]
+
+
+class Clock:
+    """A clock on which every look takes a second, so that a budget cuts at the same place on every machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    whole = data.load("digits")
+    few = {"x_train": whole.x_train[:192], "y_train": whole.y_train[:192]}
+    return dataclasses.replace(whole, **few, x_test=whole.x_test[:100], y_test=whole.y_test[:100])
+
+
+def run(digits, place: Path, say=lambda text: None, **options) -> bool:
+    return runner.run(PAIR, digits, place / "results", place / "work", evaluate_every=2, say=say, **options)
+
+
+def written(place: Path) -> list[dict]:
+    """The pair's results, less how long they took."""
+    records = [store.read(store.path(place / "results", spec)) for spec in PAIR]
+    for record in records:
+        assert record.pop("seconds") > 0
+    return records
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, one_thread, tmp_path_factory) -> list[dict]:
+    place = tmp_path_factory.mktemp("whole")
+    said = []
+    assert run(digits, place, said.append, revision="r1")
+    assert [line.partition(" ")[0] for line in said] == ["epoch"] * 3 + [f"{spec.name()}:" for spec in PAIR]
+    return written(place)
+
+
+def test_results_are_those_of_the_fleet(undisturbed):
+    for spec, record in zip(PAIR, undisturbed):
+        assert (record["name"], record["epochs"], record["fleet"], record["revision"]) == (spec.name(), 6, 2, "r1")
+        assert [point["epoch"] for point in record["curve"]] == [2, 4, 6]
+        assert record["accuracy_converged"] == record["curve"][-1]["test_accuracy"]
+        assert [layer["name"] for layer in record["layers"]] == ["second", "third", "skip.0", "depthwise"]
+        assert record["curve"][0]["loss"] > record["curve"][-1]["loss"]
+        assert 0.2 < record["accuracy"] < 1
+        assert set(record["environment"]) == {"versions", "hardware", "system"}
+
+
+def test_a_run_cut_by_its_budget_and_continued_is_the_same(digits, tmp_path, monkeypatch, undisturbed):
+    said, epochs = [], []
+    for _ in range(20):
+        monkeypatch.setattr(runner, "time", Clock())
+        finished = run(digits, tmp_path, said.append, budget=14.0, revision="r1")
+        epochs.append(checkpoint.checkpoints(tmp_path / "work" / runner.fleet_key(PAIR))[-1][0])
+        if finished:
+            break
+        assert not (tmp_path / "results").exists()
+        assert said[-1] == f"stopped before epoch {epochs[-1]} of 6: the budget of 14 s is spent"
+    assert len(epochs) > 2, "the budget did not cut"
+    assert epochs[-1] == 6
+    assert sorted(set(epochs)) == epochs[: len(set(epochs))]
+    assert f"continuing 2 runs from epoch {epochs[0]}" in said
+    assert written(tmp_path) == undisturbed
+
+
+def test_a_budget_of_nothing_trains_nothing_and_loses_nothing(digits, tmp_path):
+    said = []
+    assert run(digits, tmp_path, said.append, budget=0.0) is False
+    assert said == ["stopped before epoch 0 of 6: the budget of 0 s is spent"]
+
+
+@pytest.mark.parametrize("moment", ["epoch 4", PAIR[1].name()])
+def test_a_run_that_dies_and_is_continued_is_the_same(digits, tmp_path, undisturbed, moment):
+    """Within training, and after all of it with one of two results written."""
+
+    class Death(Exception):
+        pass
+
+    def die(text: str) -> None:
+        if text.startswith(moment):
+            raise Death
+
+    with pytest.raises(Death):
+        run(digits, tmp_path, die, checkpoint_seconds=0.0, revision="r1")
+    said = []
+    assert run(digits, tmp_path, said.append, checkpoint_seconds=0.0, revision="r1")
+    assert said[0] == f"continuing 2 runs from epoch {3 if moment == 'epoch 4' else 6}"
+    assert written(tmp_path) == undisturbed
+
+
+def test_other_cells_have_another_work_folder():
+    keys = {runner.fleet_key(specs) for specs in (PAIR, PAIR[::-1], PAIR[:1], [PAIR[0], PAIR[1].replace(seed=3)])}
+    assert len(keys) == 4
+    assert runner.fleet_key(list(PAIR)) == runner.fleet_key([spec.replace() for spec in PAIR])
+
+
+# -- what was measured -------------------------------------------------------------------------------------------------
+
+
+def test_there_are_results():
+    assert len(RESULTS) >= 16
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
+def test_a_stored_result_agrees_with_itself(file):
+    """Its layers are those that its spec prunes, and its sparsity, sizes and curve follow from one another."""
+    record = store.read(file)
+    spec = RunSpec.from_dict(record["spec"])
+    model = build(spec.model, 10, 3)
+    sites = run_sites(spec, model)
+    layers = record["layers"]
+    assert [layer["name"] for layer in layers] == list(sites)
+    due = 0
+    for layer, site in zip(layers, sites.values()):
+        assert (layer["weights"], layer["neighbourhoods"]) == (site.count * site.size, site.count)
+        assert layer["sparsity"] == pytest.approx(1 - layer["kept"] / layer["weights"])
+        assert layer["target"] == spec.sparsity
+        due += kept_count(site.sparsity, site.count) * site.size
+    prunable, kept = sum(layer["weights"] for layer in layers), sum(layer["kept"] for layer in layers)
+    assert record["sparsity"] == pytest.approx(1 - kept / prunable if prunable else 0.0)
+    assert abs(kept - due) <= (1 - record["agreement"]) * prunable + 0.5  # masks that agree keep as many
+    assert abs(record["sparsity"] - (spec.sparsity if prunable else 0)) < 0.02
+    assert record["parameters"] == sum(p.numel() for p in model.parameters())
+    assert record["nonzero"] == record["parameters"] - prunable + kept
+    for key in ("accuracy", "accuracy_converged", "accuracy_recalibrated"):
+        assert record[key] * 10_000 == pytest.approx(round(record[key] * 10_000))  # of 10 000 images
+        assert 0.5 < record[key] < 1
+    assert record["epochs"] == spec.total_epochs == record["curve"][-1]["epoch"]
+    assert record["accuracy_converged"] == record["curve"][-1]["test_accuracy"]
