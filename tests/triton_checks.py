@@ -1,0 +1,379 @@
+"""What the Triton kernels must do, on any device: with few rows in Triton's interpreter, with many on a GPU.
+
+Run as a script, ``TRITON_INTERPRET=1 python triton_checks.py exact``, it checks one kernel in the interpreter, which
+must be chosen before Triton is imported. It takes a tenth of a second for a row, nearly all of it for Triton's random
+numbers, which are therefore made by numpy here: the same ones, bit for bit, which is checked as well.
+
+Frequencies of events (a spin is up, two spins agree, the sum is large) are held against their probabilities from
+enumeration by exact binomial tests, and the means of Σ h_i x_i and S² (or S_A S_B), to which the law's scale of h and J
+shows most, by Chernoff's bound. A comparison fails where its p-value is under ALPHA = 1e-6; there are fewer than 500 of
+them, so that all together raise a false alarm with probability under 5e-4 for a new kernel; seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy import optimize, special, stats
+
+from gibbsprune.samplers import Source, chromatic
+from gibbsprune.threshold import Segments
+
+ALPHA = 1e-6
+
+
+def seeded(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def numbers(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(shape, generator=seeded(seed))
+
+
+def source(device: str, rows: list[int], size: int, seeds: list[int]) -> Source:
+    return Source([seeded(seed, device) for seed in seeds], rows, size, device)
+
+
+# -- Triton's random numbers, by numpy ---------------------------------------------------------------------------------
+
+
+def philox(seed: np.ndarray, offset: np.ndarray) -> list[np.ndarray]:
+    """Four uniform numbers on [0, 1) for each seed and offset, as ``tl.rand4x`` makes them: ten rounds of Philox."""
+    low = np.uint64(0xFFFFFFFF)
+    seed, offset = np.broadcast_arrays(seed.astype(np.uint64), offset.astype(np.uint64))
+    k0, k1 = seed & low, seed >> np.uint64(32)
+    c0, c1 = offset & low, offset >> np.uint64(32)
+    c2, c3 = np.zeros_like(c0), np.zeros_like(c0)
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (b >> np.uint64(32)) ^ c1 ^ k0, b & low, (a >> np.uint64(32)) ^ c3 ^ k1, a & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    words = [c.astype(np.uint32).view(np.int32) for c in (c0, c1, c2, c3)]
+    return [np.where(w < 0, -w - 1, w).astype(np.float32) * np.float32(4.6566127342e-10) for w in words]
+
+
+def hasten_interpreter() -> None:
+    """Puts :func:`philox` in the place of Triton's own generator."""
+    import triton.language as tl
+
+    def rand4x(seed, offset):
+        made = philox(seed.handle.data, offset.handle.data)
+        block = tl.block_type(tl.float32, list(made[0].shape)) if seed.shape or offset.shape else tl.float32
+        return tuple(tl.tensor(type(offset.handle)(values, tl.float32), block) for values in made)
+
+    tl.rand4x, tl.rand = rand4x, lambda seed, offset: rand4x(seed, offset)[0]
+
+
+# -- laws by hand ------------------------------------------------------------------------------------------------------
+
+
+def states(size: int) -> np.ndarray:
+    """All configurations of ±1, the first spin the lowest bit."""
+    return np.where((np.arange(1 << size)[:, None] >> np.arange(size)) & 1, 1.0, -1.0)
+
+
+def complete_law(field: np.ndarray, coupling: float) -> np.ndarray:
+    """p(x) ∝ exp(J S²/2 − Σ h_i x_i) by enumeration."""
+    x = states(len(field))
+    return special.softmax(coupling * x.sum(1) ** 2 / 2 - x @ field)
+
+
+def chain_law(field: np.ndarray, coupling: float, split: int, sweeps: int) -> np.ndarray:
+    """The chromatic chain's law after so many sweeps from the all-or-nothing law, by matrix products."""
+    x = states(len(field))
+    law = np.zeros(len(x))
+    law[-1], law[0] = special.expit(-2 * field.sum()), special.expit(2 * field.sum())
+    first = np.arange(len(field)) < split
+    sweep = np.eye(len(x))
+    for half in (first, ~first):
+        pull = coupling * x[:, ~half].sum(1)
+        chance = special.expit(2 * x[None, :, half] * (pull[:, None, None] - field[half])).prod(2)
+        sweep = sweep @ np.where((x[:, None, ~half] == x[None, :, ~half]).all(2), chance, 0.0)
+    return law @ np.linalg.matrix_power(sweep, sweeps)
+
+
+def log_masses(field: np.ndarray) -> np.ndarray:
+    """log Σ exp(−Σ h_i x_i) over the states of each sum S = −n, −n + 2, …, n, by adding spin after spin."""
+    table = np.array([0.0])
+    for h in field:
+        table = np.logaddexp(np.append(table + h, -np.inf), np.append(-np.inf, table - h))
+    return table
+
+
+def log_sum(field: np.ndarray, coupling: float) -> float:
+    """log Σ exp(J S²/2 − Σ h_i x_i) over all states."""
+    return special.logsumexp(log_masses(field) + coupling * np.arange(-len(field), len(field) + 1, 2.0) ** 2 / 2)
+
+
+def sums_and_spins(field: np.ndarray, coupling: float) -> tuple[np.ndarray, np.ndarray]:
+    """p(S) and P(x_i = +1) of a neighbourhood too large to enumerate."""
+    size = len(field)
+    sums = np.arange(-size, size + 1, 2.0)
+    law = log_masses(field) + coupling * sums**2 / 2
+    total = special.logsumexp(law)
+    others = np.arange(-size + 1, size, 2.0)
+    up = [log_masses(np.delete(field, i)) - field[i] + coupling * (others + 1) ** 2 / 2 for i in range(size)]
+    return np.exp(law - total), np.exp([special.logsumexp(part) - total for part in up])
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def check_event(happened: np.ndarray, probability: float, label: str) -> None:
+    p = stats.binomtest(int(happened.sum()), len(happened), min(1.0, max(0.0, float(probability)))).pvalue
+    assert p > ALPHA, f"{label}: {happened.mean():.4f} of {len(happened)}, not {probability:.4f} (p = {p:.1e})"
+
+
+def check_mean(observed: np.ndarray, cumulants: Callable[[float], float], label: str) -> None:
+    """The mean of T against its law, given as K(t) = log E exp(tT): P(mean beyond m) ≤ exp(−N sup_t (tm − K(t)))."""
+    mean = float(observed.mean())
+    rate = -optimize.minimize_scalar(lambda t: cumulants(t) - t * mean, bounds=(-3, 3), method="bounded").fun
+    p = 2 * np.exp(-len(observed) * max(0.0, rate))
+    expected = (cumulants(1e-5) - cumulants(-1e-5)) / 2e-5
+    assert p > ALPHA, f"{label}: mean {mean:.4f} of {len(observed)}, not {expected:.4f} (p < {p:.1e})"
+
+
+def check_sums(spins: np.ndarray, law: np.ndarray, label: str) -> None:
+    """The distribution function of S, and of |S|, at every value."""
+    size = spins.shape[1]
+    values, total = np.arange(-size, size + 1, 2), spins.sum(1)
+    for value in values[1::2]:
+        check_event(total >= value, law[values >= value].sum(), f"{label} P(S >= {value})")
+        if value > 0:
+            check_event(abs(total) >= value, law[abs(values) >= value].sum(), f"{label} P(|S| >= {value})")
+
+
+def check_small(mask: torch.Tensor, field: torch.Tensor, law: np.ndarray, split: int, label: str) -> None:
+    """Every spin, neighbouring pairs, sums and energies, against the probabilities of all states."""
+    spins, h = np.where(mask.cpu().numpy(), 1, -1), field.double().numpy()
+    size = spins.shape[1]
+    x = states(size)
+    for i in range(size):
+        check_event(spins[:, i] > 0, law[x[:, i] > 0].sum(), f"{label} spin {i}")
+        agree = x[:, i] == x[:, i - 1]
+        check_event(spins[:, i] == spins[:, i - 1], law[agree].sum(), f"{label} spins {i - 1} and {i} agree")
+    check_sums(spins, np.array([law[x.sum(1) == s].sum() for s in range(-size, size + 1, 2)]), label)
+    quantities = {"field": lambda x: x @ h, "S squared": lambda x: x.sum(1) ** 2,
+                  "S_A S_B": lambda x: x[:, :split].sum(1) * x[:, split:].sum(1)}  # fmt: skip
+    for name, quantity in quantities.items():
+        values = quantity(x)
+        check_mean(quantity(spins), lambda t, v=values: special.logsumexp(t * v, b=law), f"{label} {name}")
+
+
+def check_large(mask: torch.Tensor, field: torch.Tensor, coupling: float, label: str) -> None:
+    spins, h = np.where(mask.cpu().numpy(), 1, -1), field.double().numpy()
+    law, up = sums_and_spins(h, coupling)
+    check_sums(spins, law, label)
+    for i, probability in enumerate(up):
+        check_event(spins[:, i] > 0, probability, f"{label} spin {i}")
+    squares = np.arange(-len(h), len(h) + 1, 2.0) ** 2
+    check_mean(spins.sum(1) ** 2, lambda t: special.logsumexp(t * squares, b=law), f"{label} S squared")
+    whole = log_sum(h, coupling)
+    check_mean(spins @ h, lambda t: log_sum((1 - t) * h, coupling) - whole, f"{label} field")
+
+
+def alternating(fields: torch.Tensor, couplings: list[float], rows: int, device: str):
+    """Rows that take the laws in turn, so that a row that reads another's field is noticed."""
+    count = len(fields)
+    field = fields.repeat(rows, 1).to(device)
+    return (
+        field,
+        torch.tensor(couplings).repeat(rows)[:, None].to(device),
+        [slice(k, None, count) for k in range(count)],
+    )
+
+
+# -- thresholds --------------------------------------------------------------------------------------------------------
+
+
+def check_thresholds(device: str, rows: int) -> None:
+    """Bit for bit what sorting gives: ties, single elements, segments at and over the edge of a block, zeros, inf."""
+    lengths = [1, 2, 3, 1024, 1025, 2049, 1, 70]
+    for seed, sparsities in enumerate(([0.5] * 8, [0.0, 0.3, 0.9, 0.75, 0.95, 0.999, 0.7, 0.1])):
+        segments = Segments(lengths, sparsities)
+        plain = numbers(sum(lengths), seed=seed).square()
+        coarse = (4 * plain).round() / 4  # nearly all of them tied
+        wide = plain * 10.0 ** torch.linspace(-38, 38, len(plain))[torch.randperm(len(plain), generator=seeded(seed))]
+        wide[::7] = 0.0
+        constant = torch.full_like(plain, 0.3)
+        for values in (plain, coarse, wide, constant, torch.zeros_like(plain), plain):
+            found, expected = segments._radix(values.to(device)), segments._selected(values)
+            assert torch.equal(found.cpu(), expected), (seed, found, expected)
+
+
+# -- the exact sampler -------------------------------------------------------------------------------------------------
+
+
+def ground_states(size: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Strong fields and couplings, and the one mask that they leave: others are less likely by e^−25 and more.
+
+    The fields alone would leave another, and so would half the coupling or twice it. Since −J S²/2 depends on S alone,
+    the best mask of each S keeps the elements of the lowest fields.
+    """
+    rng, found = np.random.default_rng(size), []
+    sums = np.arange(-size, size + 1, 2.0)
+    while len(found) < rows:
+        h, j = rng.normal(rng.normal(0, 10), 60, size), rng.uniform(40, 160) / size
+        order = np.argsort(h)
+        partial = np.append(0, np.cumsum(2 * h[order])) - h.sum()
+        best = [np.sort(partial - factor * j * sums**2 / 2) for factor in (0, 0.5, 1, 2)]
+        kept = [int(np.argmin(partial - factor * j * sums**2 / 2)) for factor in (0, 0.5, 1, 2)]
+        if best[2][1] - best[2][0] > 25 and kept[2] not in (kept[0], kept[1], kept[3]) and 0 < kept[2] < size:
+            found.append((h, j, np.isin(np.arange(size), order[: kept[2]])))
+    fields, couplings, masks = (np.array(column) for column in zip(*found))
+    return torch.from_numpy(fields).float(), torch.from_numpy(couplings).float()[:, None], torch.from_numpy(masks)
+
+
+def check_exact(device: str, rows: int) -> None:
+    from gibbsprune.samplers import exact_triton as kernel
+
+    # Kernels of nine: disorder and the onset of order.
+    signs = torch.tensor([1.0, -1, 1, -1, 1, -1, 1, -1, 1])
+    fields = torch.stack([0.7 * signs, 1.2 * signs])
+    couplings = [0.15, 0.25]
+    field, coupling, parts = alternating(fields, couplings, rows, device)
+    mask = kernel.draw(field, coupling, source(device, [len(field)], 9, [0]))
+    for part, h, j in zip(parts, fields, couplings):
+        check_small(mask[part], h, complete_law(h.double().numpy(), j), 5, f"exact n = 9, J = {j}")
+
+    # Rows of forty: weak fields, for which the proposal is made, at the transition.
+    h = numbers(40, seed=3, scale=0.3).sign() * 0.25 + 0.01
+    field, coupling, _ = alternating(h[None], [0.025], rows, device)
+    mask = kernel.draw(field, coupling, source(device, [rows], 40, [1]))
+    check_large(mask, h, 0.025, "exact n = 40")
+
+    for size in (2, 9, 17, 40):  # fields that decide; sizes and numbers of rows that fill no block
+        h = torch.where(numbers(5, size, seed=size) > 0, 12.0, -12.0)
+        mask = kernel.draw(h.to(device), torch.full((5, 1), 1e-3, device=device), source(device, [5], size, [3]))
+        assert torch.equal(mask.cpu(), h < 0), size
+    for size in (9, 40):  # fields and couplings that decide together
+        h, j, expected = ground_states(size, 6)
+        mask = kernel.draw(h.to(device), j.to(device), source(device, [6], size, [2]))
+        assert torch.equal(mask.cpu(), expected), f"ground states of {size}"
+
+    for size in (9, 40):  # two states: all or nothing with probability σ(−2 Σ h)
+        field = numbers(size, seed=4, scale=0.1)
+        field = (field + (1.5 - field.sum()) / size).repeat(rows, 1)
+        field[0], field[1] = 3.0, -3.0
+        coupling = torch.full((rows, 1), 60.0 / size, device=device)
+        mask = kernel.draw(field.to(device), coupling, source(device, [rows], size, [4])).cpu()
+        assert torch.equal(mask.all(1), mask.any(1)), f"a row of {size} is neither kept nor pruned whole"
+        assert mask[:2, 0].tolist() == [False, True]
+        check_event(mask[2:, 0].numpy(), special.expit(-3.0), f"exact two states of {size}")
+
+    # A two-state row beside others in one program: each has its own way.
+    h = torch.stack([torch.full((9,), 3.0), numbers(9, seed=5).sign() * 12, torch.full((9,), -3.0)])
+    j = torch.tensor([[9.0], [1e-3], [9.0]])
+    mask = kernel.draw(h.to(device), j.to(device), source(device, [3], 9, [5])).cpu()
+    assert torch.equal(mask, h < 0)
+
+    for size in (9, 40):
+        check_streams(lambda h, j, s: kernel.draw(h, j, s), device, size)
+
+
+# -- the chromatic chain -----------------------------------------------------------------------------------------------
+
+
+def staircase(size: int, split: int) -> tuple[torch.Tensor, float]:
+    """Fields and a coupling so strong that nothing is left to chance, by which each half-sweep turns one more spin up.
+
+    All start down, which the last spin's large field sees to; spin k of a half turns when k of the other (k + 1 in the
+    second half) have turned.
+    """
+    coupling, second = 16.0, size - split
+    h = torch.empty(size)
+    for k in range(split):
+        h[k] = coupling * (2 * k - second - 1)
+    for k in range(second):
+        h[split + k] = coupling * (2 * k - split + 1)
+    h[-1] = 4 * coupling * size**2
+    return h, coupling
+
+
+def check_chromatic(device: str, rows: int) -> None:
+    from gibbsprune.samplers import chromatic_triton as kernel
+
+    # From the initial law, after two sweeps.
+    signs = torch.tensor([1.0, 1, 1, 1, -1, -1])
+    fields = torch.stack([0.6 * signs, 0.3 * signs.flip(0) + 0.1])
+    couplings = [0.3, 0.5]
+    field, coupling, parts = alternating(fields, couplings, rows, device)
+    mask = kernel.draw(field, coupling, source(device, [len(field)], 6, [0]), 4, 2)
+    for part, h, j in zip(parts, fields, couplings):
+        check_small(mask[part], h, chain_law(h.double().numpy(), j, 4, 2), 4, f"chromatic J = {j}")
+
+    # Sweep by sweep: so many spins of each half are up after so many sweeps, as in PyTorch.
+    for size, split in ((9, 5), (21, 12), (40, 24)):
+        h, j = staircase(size, split)
+        field, coupling = h.repeat(2, 1), torch.full((2, 1), j)
+        for sweeps in (1, 2, 3, 4, 5, 7) if size == 21 else (6,):
+            expected = torch.zeros(size, dtype=torch.bool)
+            expected[: min(sweeps, split, size - split)] = True
+            expected[split : split + min(sweeps, size - split - 1)] = True
+            plain = chromatic.draw(field, coupling, source("cpu", [2], size, [1]), split, sweeps)
+            mask = kernel.draw(field.to(device), coupling.to(device), source(device, [2], size, [1]), split, sweeps)
+            assert torch.equal(plain, expected.expand(2, -1)), "the staircase is not one"
+            assert torch.equal(mask.cpu(), plain), (size, sweeps)
+
+    # Inside a half nothing is coupled: beside a half of sum zero the other's spins are free, however strong J is.
+    h = torch.tensor([-12.0, 12, -12, 12, 0, 0, 0, 0])
+    field = h.repeat(rows, 1).to(device)
+    mask = kernel.draw(field, torch.ones(rows, 1, device=device), source(device, [rows], 8, [7]), 4, 1).cpu().numpy()
+    for i in range(4, 8):
+        check_event(mask[:, i], 0.5, f"chromatic spin {i} beside a half of sum zero")
+    check_event(mask[:, 4] == mask[:, 5], 0.5, "chromatic spins of one half")
+
+    # Frozen rows keep the initial law.
+    field = torch.full((rows, 9), 1 / 6)
+    field[0], field[1] = 3.0, -3.0
+    coupling = torch.full((rows, 1), 8.0, device=device)
+    mask = kernel.draw(field.to(device), coupling, source(device, [rows], 9, [8]), 5, chromatic.SWEEPS).cpu()
+    assert torch.equal(mask.all(1), mask.any(1))
+    assert mask[:2, 0].tolist() == [False, True]
+    check_event(mask[2:, 0].numpy(), special.expit(-3.0), "frozen chain")
+
+    check_streams(lambda h, j, s: kernel.draw(h, j, s, 5, 2), device, 9)
+
+
+def check_streams(draw, device: str, size: int) -> None:
+    """A run draws the same alone as among others, and something else the next time."""
+    h = numbers(5, size, seed=9, scale=0.1).to(device)
+    j = torch.full((5, 1), 0.5 / size, device=device)
+    both = source(device, [3, 2], size, [1, 2])
+    together, again = draw(h, j, both), draw(h, j, both)
+    assert torch.equal(together[3:], draw(h[3:], j[3:], source(device, [2], size, [2])))
+    assert not torch.equal(together, again)
+
+
+#: Each kernel's check, and how many rows of each law the interpreter has time for.
+CHECKS = {"threshold": (check_thresholds, 1), "exact": (check_exact, 130), "chromatic": (check_chromatic, 130)}
+
+
+def check_generator() -> None:
+    """The hastened interpreter draws the same as the plain one."""
+    from gibbsprune.samplers import chromatic_triton, exact_triton
+
+    def draws() -> list[torch.Tensor]:
+        out = []
+        for size, rows in ((9, 2), (40, 2)):
+            h, j = numbers(rows, size, seed=size), torch.full((rows, 1), 1.0 / size)
+            out.append(exact_triton.draw(h, j, source("cpu", [rows], size, [1])))
+            out.append(chromatic_triton.draw(h, j, source("cpu", [rows], size, [2]), 5, 5))
+        return out
+
+    plain = draws()
+    hasten_interpreter()
+    for one, other in zip(plain, draws()):
+        assert torch.equal(one, other)
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    if name != "threshold":
+        check_generator()
+    check, rows = CHECKS[name]
+    check("cpu", rows)
+    print(f"{name}: as it must be")
