@@ -2,8 +2,8 @@
 
 Claim: drawing all masks of ResNet-56 (every convolution but the first, projections included: 56 layers of 850 432
 weights) with `GibbsPruner.step()` costs at most 0.03 / 0.06 / 0.06 / 0.25 of one dense training step at batch 128
-(float32, forward, backward, SGD with momentum) for weight / kernel / filter-exact / filter-chromatic on the same CPU,
-at every β of the paper's schedule (0.7 to 10⁴ over 128 epochs, then held to 200).
+(float32, forward, backward, SGD with momentum) for weight / kernel / filter-exact / filter-chromatic on one thread of
+the same CPU, at every β of the paper's schedule (0.7 to 10⁴ over 128 epochs, then held to 200).
 
     python benchmarks/sampling.py [--threads N] [--clock wall|cpu] [--rounds 9] [--out FILE]
 
