@@ -6,7 +6,16 @@ import argparse
 import os
 from typing import Any
 
-from gibbsprune.cli.values import add_recipe_options, every, number, recipe_changes, seed_list, whole
+from gibbsprune.cli.values import (
+    add_recipe_options,
+    add_setting_options,
+    every,
+    number,
+    recipe_changes,
+    seed_list,
+    setting_values,
+    whole,
+)
 from gibbsprune.errors import UserError
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
 from gibbsprune.training.spec import (
@@ -78,6 +87,7 @@ def add_parser(commands: Any) -> None:
     kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
     kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")
+    add_setting_options(parser)
     add_recipe_options(parser)
     parser.set_defaults(handler=handle, parser=parser)
 
@@ -129,7 +139,12 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
     if data.endswith(".npz"):
         data = os.path.abspath(data)  # a resumed run may start in another folder
     seeds = options.seeds if options.seeds is not None else [options.seed or 0]
-    return [RunSpec(data=data, recipe=chosen, seed=seed, **fields) for seed in seeds]
+    method = options.method or "gibbs"
+    for name in ("hamiltonian", "coupling", "sampler"):
+        if name in fields and method != "gibbs":
+            raise UserError(f"--{name} is for method 'gibbs', not for {method!r}")
+    settings = setting_values(options)
+    return [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -137,7 +152,8 @@ def _resume(options: argparse.Namespace) -> int:
     free = ("resume", "device", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
         if name not in free and value not in (None, False):
-            flag = "--" + name.removeprefix("recipe_").replace("_", "-") if name != "recipe" else "--recipe"
+            bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
+            flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")
     from gibbsprune.training import run
     from gibbsprune.training.folder import RunFolder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 
+from gibbsprune.methods import METHODS
 from gibbsprune.training.recipes import FIELDS
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
@@ -58,6 +60,35 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         if name not in _NOT_OPTIONS:
             flag = "--" + name.replace("_", "-")
             group.add_argument(flag, dest="recipe_" + name, metavar="X", help=field.meaning.replace("%", "%%"))
+
+
+def add_setting_options(parser: argparse.ArgumentParser) -> None:
+    """One option per setting of the methods; the run itself reads and checks the value."""
+    group = parser.add_argument_group("method settings", "Each belongs to the methods that its line names.")
+    settings: dict[str, list[str]] = {}
+    for method in METHODS.values():
+        for name in method.settings:
+            settings.setdefault(name, []).append(method.name)
+    for name, owners in settings.items():
+        meaning = METHODS[owners[0]].settings[name].meaning.removeprefix(f"{owners[0]}: ").replace("%", "%%")
+        flag, help_text = "--" + name.replace("_", "-"), f"{', '.join(owners)}: {meaning}"
+        if name == "ramping":
+            group.add_argument(flag, dest="setting_" + name, action="store_const", const=True, help=help_text)
+        else:
+            metavar = "RUN" if name == "from" else "X"
+            group.add_argument(flag, dest="setting_" + name, metavar=metavar, help=help_text)
+
+
+def setting_values(options: argparse.Namespace) -> dict[str, object]:
+    """The settings of the method given on the command line; a run's folder as an absolute path."""
+    given = {
+        name.removeprefix("setting_"): value
+        for name, value in vars(options).items()
+        if name.startswith("setting_") and value is not None
+    }
+    if "from" in given:
+        given["from"] = os.path.abspath(given["from"])  # a resumed run may start in another folder
+    return given
 
 
 def recipe_changes(options: argparse.Namespace) -> dict[str, str]:

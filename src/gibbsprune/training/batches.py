@@ -53,8 +53,15 @@ class Batches:
         ways = 2 * self.shift + 1
         dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
         x = standardise(crop_flip(self.images, index, dy, dx, flip, self.size), self.mean, self.std, dtype)
-        self.cursor += self.batch
+        self.cursor.add_(self.batch).remainder_(self.order.shape[1])
         return _runs_as_channels(x), self.labels[index]
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Some training images of one run, unshifted, (count, C, H, W)."""
+        index = torch.randperm(self.count, generator=generator)[:count].to(self.images.device)
+        (height, width), edge = self.size, self.shift
+        images = self.images[index][:, edge : edge + height, edge : edge + width]
+        return standardise(images, self.mean, self.std, torch.float32).permute(0, 3, 1, 2)
 
     def evaluation(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The same images for every run, unshifted."""

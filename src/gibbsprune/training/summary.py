@@ -70,11 +70,11 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
     reached = f"**{percent(statistics.fmean(accuracies))}**"
     if len(results) > 1:
         reached += f" ± {100 * statistics.stdev(accuracies):.2f} ({len(results)} seeds)"
-    if spec.method == "dense":
-        return f"{spec.model} on {spec.data}, dense, reached {reached} test accuracy."
+    if not spec.how.prunes:
+        return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
     return (
-        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise to a sparsity of "
+        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise by {spec.method} to a sparsity of "
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
         f"{parameters:,} parameters left."
     )
@@ -138,8 +138,9 @@ def settings_table(folder: RunFolder) -> str:
     rows = [
         [key, f"{value}"]
         for key, value in spec.as_dict().items()
-        if key not in ("recipe", "seed") and value is not None
+        if key not in ("recipe", "seed", "settings") and value is not None
     ]
+    rows += [[key, f"{value}"] for key, value in dict(spec.settings).items() if value is not None]
     rows.append(["seed", ", ".join(str(s.seed) for s in folder.specs)])
     rows += [[f"recipe: {key}", f"{value}"] for key, value in spec.recipe.as_dict().items()]
     hardware = folder.record.get("hardware", {})
@@ -151,14 +152,14 @@ def settings_table(folder: RunFolder) -> str:
 def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
     """Draw what there is to draw and name it."""
     histories = [history for history in folder.metrics() if history]
-    dense = folder.specs[0].method == "dense"
+    dense = not folder.specs[0].how.prunes
     drawn = []
     if histories:
         pictures.draw_curves(folder.path / "curves.png", histories, dense)
         drawn.append("curves.png")
     if dense:
         return drawn
-    if histories:
+    if histories and folder.specs[0].method == "gibbs":
         pictures.draw_annealing(folder.path / "annealing.png", histories)
         drawn.append("annealing.png")
     if results[0].get("layers"):

@@ -1,0 +1,68 @@
+"""Han et al. 2015: train; then prune the smallest weights to 10, 20 … 90 %, with n epochs of fine-tuning after each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from ..fields import number, optional, text, whole
+from ..law import Site
+from ..threshold import keep_largest, kept_count
+from .method import Method, Phase, Setting, training, tuning
+
+if TYPE_CHECKING:
+    from ..training.replica import Replica
+    from ..training.spec import RunSpec
+
+TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (a hundredth of the recipe's)",
+                    lambda spec: 0.01 * spec.recipe.lr, "lr")  # fmt: skip
+SOURCE = Setting(optional(text()), "start from this finished dense run instead of training one",
+                 lambda spec: None, "from.")  # fmt: skip
+
+
+class Magnitude(Method):
+    name = "magnitude"
+    about = "train, then prune by magnitude in steps of 10 % with fine-tuning after each (Han et al.)"
+    structures: ClassVar[tuple[str, ...]] = ("weight",)
+    settings = {
+        "tune_epochs": Setting(whole(0), "epochs of fine-tuning after each step of pruning (a twentieth of training)",
+                               lambda spec: max(1, round(spec.recipe.epochs / 20)), "n"),
+        "tune_rate": TUNE_RATE,
+        "from": SOURCE,
+    }  # fmt: skip
+
+    def phases(self, spec: RunSpec) -> list[Phase]:
+        tunes = [tuning(spec, spec.setting("tune_epochs"), f"tune {100 * p:g} %") for p in rates(spec.sparsity)]
+        return [Phase("start", 0, training(spec).rate) if spec.setting("from") else training(spec), *tunes]
+
+    def epochs_before(self, spec: RunSpec) -> int:
+        return training(spec).epochs if spec.setting("from") else 0
+
+    def begin_phase(self, run: Replica, phase: int) -> None:
+        if phase == 0:
+            if run.source is not None:
+                run.load(run.source)
+            return
+        sparsity = rates(run.spec.sparsity)[phase - 1]
+        for name, site in run.sites.items():
+            run.hold(name, largest(self.score(run.weights[name] * run.masks[name], site), site, sparsity))
+
+    def score(self, weight: Tensor, site: Site) -> Tensor:
+        """Of each neighbourhood; the lowest are pruned."""
+        return site.structure.rows(weight).abs().sum(1)
+
+
+def rates(sparsity: float) -> list[float]:
+    """10, 20 … % up to the sparsity asked for, which is the last.
+
+    >>> rates(0.35)
+    [0.1, 0.2, 0.3, 0.35]
+    """
+    return [k / 10 for k in range(1, 10) if k / 10 < sparsity] + [sparsity]
+
+
+def largest(scores: Tensor, site: Site, sparsity: float) -> Tensor:
+    """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does."""
+    kept = keep_largest(scores.detach().cpu(), kept_count(sparsity, site.count))
+    return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)
