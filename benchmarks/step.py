@@ -69,12 +69,10 @@ def seconds(engine: Engine, epoch: int, steps: int) -> float:
     engine.set_schedules(epoch)
     synchronise = torch.cuda.synchronize if engine.device.type == "cuda" else (lambda: None)
     for _ in range(6 if engine.device.type == "cuda" else 1):
-        engine.batches.cursor.zero_()
         engine.step()
     synchronise()
     began = time.perf_counter()
     for _ in range(steps):
-        engine.batches.cursor.zero_()
         engine.step()
     synchronise()
     return (time.perf_counter() - began) / steps
