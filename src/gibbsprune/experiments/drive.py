@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -97,6 +98,7 @@ def _side_by_side(
     devices = orders.device.split(",")
     known = pace.of_device(resolve_device(devices[0]), arrays, orders.work)
     known.sharing = math.ceil(orders.workers / len(devices))
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // orders.workers)), **os.environ}
     running: dict[Path, tuple[subprocess.Popen[bytes], str]] = {}
     stopped = failed = ""
     try:
@@ -110,7 +112,8 @@ def _side_by_side(
                 folder = fleets[0].folder
                 planner.begin(folder, fleets[0].specs)
                 say(f"{describe(fleets[0], state)}, on {device}")
-                running[folder] = subprocess.Popen(worker_command(folder, orders, device, left)), device
+                process = subprocess.Popen(worker_command(folder, orders, device, left), env=environment)
+                running[folder] = process, device
                 continue
             if not running:
                 break
