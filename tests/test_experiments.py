@@ -223,6 +223,13 @@ def test_what_others_start_from_is_kept(digits, tmp_path):
     assert all((found.model[f"{name}.weight"][~mask] == 0).all() for name, mask in found.masks.items())
 
 
+def test_runs_of_fewer_epochs_have_their_own_curve(digits, tmp_path):
+    pair = [PAIR[0].replace(epochs=1), PAIR[1].replace(epochs=3)]
+    runner.run(pair, digits, tmp_path / "r", tmp_path / "w", evaluate_every=2, say=lambda text: None)
+    curves = [store.read(store.path(tmp_path / "r", spec))["curve"] for spec in pair]
+    assert [[point["epoch"] for point in curve] for curve in curves] == [[1], [2, 3]]
+
+
 def test_a_fleet_is_trained_by_one_process_at_a_time(digits, tmp_path):
     folder = RunFolder(tmp_path / "work" / planner.fleet_key(PAIR))
     folder.path.mkdir(parents=True)

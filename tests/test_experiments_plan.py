@@ -151,6 +151,9 @@ def test_fleets_share_what_they_must(places):
     for fleet in fleets:
         assert 1 <= len(fleet.specs) <= 16
         assert len({planner.kind(spec) for spec in fleet.specs}) == 1
+        assert H200.waste(fleet.specs) < 30
+    short = [fleet for fleet in fleets if fleet.specs[0].own_epochs == 18]
+    assert {spec.own_epochs for spec in short[0].specs} == {16, 18, 40, 45}, "short runs wait for each other"
     names = [spec.name() for fleet in fleets for spec in fleet.specs]
     assert sorted(names) == sorted(cell.name for cell in CELLS)
 
@@ -168,7 +171,7 @@ def test_the_most_important_cells_that_fit_are_taken(places):
     fleets = planner.plan(state, places[1], H200, budget=600.0)
     assert sum(fleet.seconds for fleet in fleets) <= 600
     taken = list(fleets[0].specs)
-    same = [cell.spec for cell in state.ready if planner.kind(cell.spec) == planner.kind(taken[0])]
+    same = [cell.spec for cell in state.ready if cell.spec.own_epochs == 200]
     assert taken == same[: len(taken)]
     assert H200.seconds(same[: len(taken) + 1]) > 600
     assert planner.plan(state, places[1], H200, budget=70.0) == []

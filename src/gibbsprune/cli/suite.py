@@ -68,6 +68,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the plan with its times; train nothing")
     parser.add_argument("--revision", metavar="TEXT", help="of the source, for the record (asked of git)")
     parser.add_argument("--evaluate-every", type=whole, default=10, metavar="N", help="epochs between tests (10)")
+    parser.add_argument("--autotune", action="store_true", help="cuDNN times its kernels: faster, last bits may differ")
     parser.add_argument(
         "--export-state", type=Path, metavar="FOLDER", help="leave results and unfinished work in a few small files"
     )
@@ -81,6 +82,7 @@ def _add_fleet(actions: Any) -> None:
     fleet.add_argument("--budget", type=duration, default=math.inf, metavar="TIME")
     fleet.add_argument("--revision", default="unknown", metavar="TEXT")
     fleet.add_argument("--evaluate-every", type=whole, default=10, metavar="N")
+    fleet.add_argument("--autotune", action="store_true")
     fleet.set_defaults(handler=run_fleet, parser=fleet)
 
 
@@ -117,7 +119,7 @@ def _cells(options: argparse.Namespace) -> tuple[list[Any], list[Any], Any]:
     return chosen, everything, Orders(
         results=results, work=work, leave_unfinished=getattr(options, "leave_unfinished", False),
         revision=getattr(options, "revision", None) or _revision(),
-        evaluate_every=getattr(options, "evaluate_every", 10), **values,
+        evaluate_every=getattr(options, "evaluate_every", 10), autotune=getattr(options, "autotune", False), **values,
     )  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def run_fleet(options: argparse.Namespace) -> int:
     runner.run(
         specs, data.load(specs[0].data), options.results, options.folder.parent, str(resolve_device(options.device)),
         options.budget, evaluate_every=options.evaluate_every, revision=options.revision,
-        say=lambda text: print(f"[{short}] {text}", flush=True),
+        autotune=options.autotune, say=lambda text: print(f"[{short}] {text}", flush=True),
     )  # fmt: skip
     return 0
 

@@ -34,6 +34,7 @@ class Orders:
     leave_unfinished: bool = False
     revision: str = "unknown"
     evaluate_every: int = 10
+    autotune: bool = False
 
 
 def survey(chosen: Sequence[Cell], everything: Sequence[Cell], orders: Orders) -> planner.Survey:
@@ -78,7 +79,8 @@ def run(
         say(describe(fleets[0], state) + ("" if math.isinf(left) else f"; {clock(left)} of the budget left"))
         finished = runner.run(
             fleets[0].specs, arrays, orders.results, orders.work, str(device), left,
-            evaluate_every=orders.evaluate_every, revision=orders.revision, keep=keep, say=say,
+            evaluate_every=orders.evaluate_every, revision=orders.revision, keep=keep,
+            autotune=orders.autotune, say=say,
         )  # fmt: skip
         after()
         if not finished:
@@ -139,6 +141,7 @@ def worker_command(folder: Path, orders: Orders, device: str, budget: float) -> 
     """The command of a worker, which trains the fleet of one folder."""
     command = [sys.executable, "-m", "gibbsprune", "suite", "fleet", str(folder), "--results", str(orders.results)]
     command += ["--device", device, "--revision", orders.revision, "--evaluate-every", str(orders.evaluate_every)]
+    command += ["--autotune"] if orders.autotune else []
     return command if math.isinf(budget) else [*command, "--budget", f"{budget:.0f}s"]
 
 
@@ -146,7 +149,7 @@ def describe(fleet: Planned, state: planner.Survey) -> str:
     """A fleet in one line."""
     first, again = fleet.specs[0], {cell.name for cell in state.again}
     what = f"{len(fleet.specs)} runs" if len(fleet.specs) > 1 else "1 run"
-    text = f"{fleet.folder.name}: {what} of {first.model}, {first.own_epochs} epochs"
+    text = f"{fleet.folder.name}: {what} of {first.model}, {max(s.own_epochs for s in fleet.specs)} epochs"
     if fleet.done:
         text += f", from epoch {fleet.done}"
     if repeated := sum(spec.name() in again for spec in fleet.specs):

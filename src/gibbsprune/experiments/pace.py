@@ -62,9 +62,23 @@ class Pace:
         return self.tried[spec.model]
 
     def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
-        """A whole fleet, of which some epochs may be done already."""
-        start = START["cpu" if self.device == "cpu" else "cuda"]
-        return start + self.sharing * TESTING * self.step_seconds(specs) * self.steps * (specs[0].own_epochs - done)
+        """A whole fleet, of which some epochs may be done already; runs of fewer epochs than others wait."""
+        epochs = max(spec.own_epochs for spec in specs) - done
+        return self.start + self.sharing * TESTING * self.step_seconds(specs) * self.steps * epochs
+
+    @property
+    def start(self) -> float:
+        """Seconds until a fleet's first step."""
+        return START["cpu" if self.device == "cpu" else "cuda"]
+
+    def waste(self, specs: Sequence[RunSpec]) -> float:
+        """Seconds spent on runs that wait for the others of a fleet."""
+        epochs = max(spec.own_epochs for spec in specs)
+        idle = sum(epochs - spec.own_epochs for spec in specs)
+        if not idle:
+            return 0.0
+        each = (self.step_seconds(specs) - self.step_seconds(specs[:1])) / max(1, len(specs) - 1)
+        return idle * self.steps * each
 
     def learn(self, work: Path) -> None:
         """Corrects the estimates by what the fleets of this work folder took on this device."""

@@ -20,6 +20,7 @@ from .suite import source
 
 CELLS = "cells.json"
 FINISHED = "finished"
+WAITING = 0.5  # of a fleet's start, the most that its runs may wait for each other
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ def plan(
         ready = [spec for spec in left if spec.name() not in waiting or source(spec) in trained]
         if not ready:
             break
-        group = [spec for spec in ready if kind(spec) == kind(ready[0])][:at_most]
+        group = _group(ready, pace, at_most)
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
         if not fitting and not leave_unfinished:
-            left = [spec for spec in left if kind(spec) != kind(ready[0])]
+            left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
             continue
         specs = group[: fitting[0]] if fitting and not leave_unfinished else group
         fleets.append(Planned(tuple(specs), work / fleet_key(specs), 0, pace.seconds(specs)))
@@ -142,9 +143,22 @@ def plan(
     return fleets
 
 
+def _group(ready: Sequence[RunSpec], pace: Pace, at_most: int) -> list[RunSpec]:
+    """The first run and those to train with it: of as many epochs, then of others if waiting for them costs less time
+    than a fleet of their own takes to start."""
+    first = ready[0]
+    alike = [spec for spec in ready if kind(spec) == kind(first)]
+    group = [spec for spec in alike if spec.own_epochs == first.own_epochs][:at_most]
+    others = [spec for spec in alike if spec.own_epochs != first.own_epochs]
+    for spec in sorted(others, key=lambda spec: abs(spec.own_epochs - first.own_epochs)):
+        if len(group) < at_most and pace.waste([*group, spec]) < WAITING * pace.start:
+            group.append(spec)
+    return group
+
+
 def kind(spec: RunSpec) -> tuple[object, ...]:
-    """What the runs of one fleet share: data, network, precision, number of epochs and the recipe's shared fields."""
-    return spec.data, spec.model, spec.precision, spec.own_epochs, *(getattr(spec.recipe, name) for name in SHARED)
+    """What the runs of one fleet share: data, network, precision and the recipe's shared fields."""
+    return spec.data, spec.model, spec.precision, *(getattr(spec.recipe, name) for name in SHARED)
 
 
 def fleet_key(specs: Sequence[RunSpec]) -> str:

@@ -37,6 +37,7 @@ def run(
     checkpoint_seconds: float = 60.0,
     revision: str = "unknown",
     keep: Collection[str] | None = None,
+    autotune: bool = False,
     say: Callable[[str], None] = print,
 ) -> bool:
     """Trains ``specs`` as one fleet and writes their results; False if the budget (seconds) ended first.
@@ -51,7 +52,7 @@ def run(
     held.lock()
     try:
         with Interrupt(tell=say) as interrupt:
-            fleet = Fleet(specs, arrays, device, finished=work / planner.FINISHED)
+            fleet = Fleet(specs, arrays, device, finished=work / planner.FINISHED, autotune=autotune)
             training = _Training(fleet, folder, began, budget, say)
             training.resume()
             if not training.train(interrupt, evaluate_every, checkpoint_seconds):
@@ -114,9 +115,10 @@ class _Training:
 
     def _test(self, metrics: Sequence[dict[str, Any]]) -> None:
         fleet = self.fleet
-        for curve, train, test in zip(self.curves, metrics, fleet.evaluate()):
-            curve.append({"epoch": fleet.epoch, **train, **{f"test_{key}": v for key, v in test.items()}})
-        shown = " ".join(f"{100 * curve[-1]['test_accuracy']:.1f}" for curve in self.curves)
+        for curve, train, test, wait in zip(self.curves, metrics, fleet.evaluate(), fleet.waits):
+            if fleet.epoch > wait:
+                curve.append({"epoch": fleet.epoch - wait, **train, **{f"test_{key}": v for key, v in test.items()}})
+        shown = " ".join(f"{100 * curve[-1]['test_accuracy']:.1f}" if curve else "–" for curve in self.curves)
         took = clock(time.monotonic() - self.began)
         self.say(f"epoch {fleet.epoch}/{fleet.epochs} {took} ({clock(self.left())} left): {shown}")
 
