@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
         if name == "run":
             _add_run(action)
         action.set_defaults(handler=handler, parser=action)
+    _add_tune(actions)
     _add_fleet(actions)
     _add_import(actions)
 
@@ -72,6 +73,23 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export-state", type=Path, metavar="FOLDER", help="leave results and unfinished work in a few small files"
     )
+
+
+def _add_tune(actions: Any) -> None:
+    meaning = "tune β ranges and the coupling on held-out training images"
+    tune = actions.add_parser("tune", help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
+    tune.add_argument("--data", default="cifar10", metavar="NAME", help="cifar10 or digits (cifar10)")
+    tune.add_argument("--model", default="resnet20", metavar="NAME", help="network (resnet20)")
+    tune.add_argument("--epochs", type=whole, default=40, metavar="N", help="of each short run (40)")
+    tune.add_argument("--seeds", type=seed_list, default=[0, 1], metavar="A-B", help="runs of each candidate (0-1)")
+    tune.add_argument("--holdout", type=whole, default=5000, metavar="N", help="training images held out (5000)")
+    tune.add_argument("--only", action="append", default=[], metavar="NAME", help="weight-abs, kernel-quadratic …")
+    tune.add_argument("--out", type=Path, metavar="FILE", help="choice and evidence (results/tune/<data>-<model>.json)")
+    tune.add_argument("--work", type=Path, default=Path("runs/tune"), metavar="FOLDER", help="(runs/tune)")
+    _add_how(tune)
+    tune.add_argument("--dry-run", action="store_true", help="show the plan with its times; train nothing")
+    tune.add_argument("--revision", metavar="TEXT", help="of the source, for the record (asked of git)")
+    tune.set_defaults(handler=run_tune, parser=tune)
 
 
 def _add_fleet(actions: Any) -> None:
@@ -175,6 +193,30 @@ def run(options: argparse.Namespace) -> int:
         drive.run(chosen, everything, orders, leave, say=lambda text: print(text, flush=True))
     finally:
         leave()
+    return 0
+
+
+def run_tune(options: argparse.Namespace) -> int:
+    """Compare the candidates."""
+    from gibbsprune.errors import UserError
+    from gibbsprune.experiments import drive, tune
+
+    if options.workers > 1:
+        raise UserError(f"--workers is {options.workers}, but tuning runs in one process: leave it out")
+    seeds, only = tuple(options.seeds), tuple(options.only)
+    trial = tune.Trial(options.data, options.model, options.epochs, seeds, options.holdout, only)
+    orders = drive.Orders(
+        options.work / "results", options.work, options.device, options.budget, 1, options.at_most,
+        options.leave_unfinished, options.revision or _revision(),
+    )  # fmt: skip
+    if options.dry_run:
+        cells = trial.cells()
+        for line in drive.plan_lines(drive.survey(cells, cells, orders), orders):
+            print(line)
+        return 0
+    out = options.out or Path("results") / "tune" / f"{options.data}-{options.model}.json"
+    if tune.tune(trial, orders, out, say=lambda text: print(text, flush=True)):
+        print(f"the choice and its evidence are in {out}")
     return 0
 
 

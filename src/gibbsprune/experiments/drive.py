@@ -48,11 +48,12 @@ def run(
     everything: Sequence[Cell],
     orders: Orders,
     after: Callable[[], None] = lambda: None,
+    prepare: Callable[[Arrays], Arrays] = lambda arrays: arrays,
     say: Callable[[str], None] = print,
 ) -> planner.Survey:
     """Trains until nothing is left that fits into the budget; returns where the suite stands then.
 
-    ``after`` is called after every fleet.
+    ``after`` is called after every fleet; ``prepare`` changes the data before they are used (by this process alone).
     """
     ends = time.monotonic() + orders.budget
     state = survey(chosen, everything, orders)
@@ -63,7 +64,7 @@ def run(
     if not names:
         say("nothing is missing")
         return state
-    arrays = data.load(names.pop())
+    arrays = prepare(data.load(names.pop()))
     keep = suite.sources(suite.with_follow_ups(everything, orders.results))
     if orders.workers > 1:
         return _side_by_side(chosen, everything, orders, arrays, ends, after, say)
