@@ -52,7 +52,7 @@ class Magnitude(Method):
             return
         sparsity = rates(run.spec.sparsity)[phase - 1]
         for name, site in run.sites.items():
-            run.hold(name, largest(self.score(run.weights[name] * run.masks[name], site), site, sparsity))
+            run.hold(name, largest(self.score(run.weights[name], site), site, sparsity, run.masks[name]))
 
     def score(self, weight: Tensor, site: Site) -> Tensor:
         """Of each neighbourhood; the lowest are pruned."""
@@ -77,7 +77,13 @@ def rates(sparsity: float) -> list[float]:
     return [k / 10 for k in range(1, 10) if k / 10 < sparsity] + [sparsity]
 
 
-def largest(scores: Tensor, site: Site, sparsity: float) -> Tensor:
-    """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does."""
-    kept = keep_largest(scores.detach().cpu(), kept_count(sparsity, site.count))
+def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = None) -> Tensor:
+    """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does.
+
+    ``left`` is the layer's mask so far: what it has pruned stays pruned, whatever the scores.
+    """
+    scores = scores.detach().cpu()
+    if left is not None:
+        scores = scores.masked_fill(~site.structure.rows(left.cpu())[:, 0], -1)
+    kept = keep_largest(scores, kept_count(sparsity, site.count))
     return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)
