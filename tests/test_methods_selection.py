@@ -118,7 +118,7 @@ def test_the_last_phases_take_the_sources_place():
     assert (paper.total_epochs, paper.learning_rate(200)) == (290, pytest.approx(1e-5))  # 200 + 9n of the paper
 
 
-# -- those that end with the largest weights -----------------------------------------------------------------------------
+# -- those that end with the largest weights ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

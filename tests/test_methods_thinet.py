@@ -1,4 +1,4 @@
-"""ThiNet: contributions against the convolution itself, the greedy choice against brute force, factors against lstsq."""
+"""ThiNet: contributions against the convolution, the greedy choice against brute force, factors against lstsq."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def layer_and_input(**options) -> tuple[nn.Conv2d, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"padding": 1}, {"padding": 2, "dilation": 2}, {"stride": 2, "padding": 1}, {"stride": (1, 2)}], ids=str
+    "options",
+    [{}, {"padding": 1}, {"padding": 2, "dilation": 2}, {"stride": 2, "padding": 1}, {"stride": (1, 2)}],
+    ids=str,
 )
 def test_contributions_sum_to_the_convolutions_output(options):
     """At the sampled places and filters, which come from the same stream; the bias is no channel's."""
@@ -78,7 +80,9 @@ def greedy(parts: torch.Tensor, keep: int) -> list[int]:
 @pytest.mark.parametrize("keep", [1, 3, 6])
 def test_the_choice_is_the_greedy_one_by_brute_force(seed, keep):
     mixing = torch.randn(7, 7, generator=seeded(seed + 100), dtype=torch.float64)
-    parts = torch.randn(40, 7, generator=seeded(seed), dtype=torch.float64) @ mixing  # channels that are not independent
+    parts = (
+        torch.randn(40, 7, generator=seeded(seed), dtype=torch.float64) @ mixing
+    )  # channels that are not independent
     assert choose(parts, keep).nonzero().flatten().tolist() == greedy(parts, keep)
 
 
