@@ -80,6 +80,9 @@ def add_parser(commands: Any) -> None:
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
 
+    long.add_argument("--autotune", action="store_true",
+                      help="cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits")  # fmt: skip
+
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
@@ -113,7 +116,7 @@ def handle(options: argparse.Namespace) -> int:
         specs,
         out=options.out,
         device=options.device or "auto",
-        options=run.Options(epochs, seconds, options.tensorboard),
+        options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
         command=options.command_line,
     )
     _report(specs, outcome)

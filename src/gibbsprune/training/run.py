@@ -34,7 +34,7 @@ from gibbsprune.training.spec import RunSpec
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is kept, which has no influence on its result.
+    """How a run is kept and carried out, which has no influence on its result but for the last bits (``autotune``).
 
     A checkpoint is written after every ``checkpoint_epochs`` epochs, but not sooner than
     ``checkpoint_seconds`` after the one before; the last epoch always has one.
@@ -43,6 +43,7 @@ class Options:
     checkpoint_epochs: int = 1
     checkpoint_seconds: float = 0.0
     tensorboard: bool = False
+    autotune: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def start(
     progress = progress or make_progress()
     with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
-        fleet = Fleet(specs, arrays, device=where)
+        fleet = Fleet(specs, arrays, device=where, autotune=options.autotune)
         about = {
             "command": command,
             "started": _now(),
@@ -113,7 +114,7 @@ def resume(
         with Interrupt(tell=progress.note) as interrupt:
             arrays = data.load(folder.specs[0].data)
             _check_same(folder, arrays, describe_environment(where), progress)
-            fleet = Fleet(folder.specs, arrays, device=where)
+            fleet = Fleet(folder.specs, arrays, device=where, autotune=options.autotune)
             found = checkpoint.load_latest(folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}"))
             epoch, state = found if found is not None else (0, None)
             if state is not None:
