@@ -80,8 +80,8 @@ def add_parser(commands: Any) -> None:
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
 
-    long.add_argument("--autotune", action="store_true",
-                      help="cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits")  # fmt: skip
+    timed = "cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits"
+    long.add_argument("--autotune", action="store_true", help=timed)
 
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
