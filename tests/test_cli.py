@@ -43,6 +43,7 @@ commands:
     demo      a first look: prune a small network on digits, under three minutes on a CPU
     data      fetch a data set
     describe  count the parameters of networks by kind
+    suite     the paper's evaluation: list, run, see where it stands
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import compare, data, demo, describe, train
+    from gibbsprune.cli import compare, data, demo, describe, suite, train
 
     parser = Parser(
         prog="gibbsprune",
@@ -45,7 +45,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, compare, demo, data, describe):
+    for module in (train, compare, demo, data, describe, suite):
         module.add_parser(commands)
     return parser
 

@@ -22,7 +22,7 @@ from ..methods import Rule
 from ..recalibration import recalibrate
 from ..threshold import mean_squares, quantile
 from .batches import Batches
-from .capture import Step
+from .capture import Step, compiled
 from .finished import Finished
 from .fuse import fuse, share
 from .network import new_model, stream, takes_channels_last
@@ -44,7 +44,10 @@ class Engine:
         arrays: Arrays,
         device: torch.device,
         sources: Sequence[Finished | None] | None = None,
+        autotune: bool = False,
+        epochs: int | None = None,
     ) -> None:
+        """``epochs`` is how long the whole fleet trains: runs that train less start later, so that all end together."""
         self.specs, self.runs, self.device, self.arrays = list(specs), len(specs), device, arrays
         models = [new_model(spec, arrays) for spec in specs]
         self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
@@ -85,15 +88,19 @@ class Engine:
         self.dtype = torch.bfloat16 if low else torch.float32
         self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
         if device.type == "cuda":
-            self.losses = torch.compile(self._losses, dynamic=False)
+            self.losses = compiled(self._losses)
             self.optimizer.compile()
-        self.step = Step(self._step, device, self.mask_streams)
+        self.step = Step(self._step, device, self.mask_streams, autotune=autotune)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
         self.saved: list[dict[str, Tensor]] = [
             _copy(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
         ]
         self.done, self.entered = 0, -1
+        longest = epochs or max(spec.own_epochs for spec in specs)
+        self.waits, self.idle = [longest - spec.own_epochs for spec in specs], False
+        self.fresh = [_copy(self.run_state(k)) if wait else {} for k, wait in enumerate(self.waits)]
+        self.fresh_streams = [generator.get_state() for generator in self.mask_streams]
 
     def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
         everywhere = self.specs[0].recipe.decay_on == "all"
@@ -105,10 +112,12 @@ class Engine:
 
     def advance(self) -> None:
         """One step; values that a method wants back later are put aside after it."""
-        self._advance()
+        if not self.idle:
+            self._advance()
         self.done += 1
         for k, at in enumerate(self.save_at):
-            if at == self.done:
+            if at is not None and at == self.done - self.waits[k] * self.batches.steps:
+                self.step.join()
                 self.saved[k] = _copy(self.run_state(k))
 
     def _advance(self) -> None:
@@ -205,35 +214,49 @@ class Engine:
         """What the runs' methods do before an epoch; after the last one, the phases that need no training."""
         if self.entered == epoch:
             return
-        for run, spec in zip(self.replicas, self.specs):
-            start = 0
+        for run, spec, wait in zip(self.replicas, self.specs, self.waits):
+            if wait and epoch == wait:
+                self._start(run)
+            start = wait
             for index, phase in enumerate(spec.phases):
                 if start == epoch:
                     spec.how.begin_phase(run, index)
                 start += phase.epochs
-            if epoch < start:
-                spec.how.begin_epoch(run, epoch)
+            if wait <= epoch < start:
+                spec.how.begin_epoch(run, epoch - wait)
         self.entered = epoch
+
+    @torch.no_grad()
+    def _start(self, run: Replica) -> None:
+        """Brings a run that has waited to its beginning."""
+        for name, value in run.values().items():
+            value.copy_(self.fresh[run.k][name])
+        self.mask_streams[run.k].set_state(self.fresh_streams[run.k])
+        self.optimizer.forget(run.k)
 
     def begin_epoch(self, epoch: int) -> None:
         """Lets the methods act, draws the epoch's data order, sets learning rates and β."""
         self.enter(epoch)
         self.set_masks(self.held)
         self.model.train()
-        self.batches.draw_epoch()
+        self.batches.draw_epoch([epoch >= wait for wait in self.waits])
         self.set_schedules(epoch)
         self.done = epoch * self.batches.steps
+        self.idle = all(epoch < wait for wait in self.waits)
         self.loss_sum.zero_()
         self.correct.zero_()
 
     def set_schedules(self, epoch: int) -> None:
-        self.rates = [spec.learning_rate(epoch) for spec in self.specs]
+        """Learning rates and β of an epoch; a run that waits learns nothing."""
+        own = [epoch - wait for wait in self.waits]
+        self.rates = [spec.learning_rate(e) if e >= 0 else 0.0 for spec, e in zip(self.specs, own)]
         self.optimizer.set_rates(self.rates)
-        self.beta_values = [level(epoch) for level in self.levels]
+        self.beta_values = [level(max(0, e)) for level, e in zip(self.levels, own)]
         self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
 
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
+        self.step.join()
         seen = self.batches.steps * self.batches.batch
         agreement = self.agreement(self.mask_views(), self.limits())
         drawn = [spec.how.ends_with == "drawn" for spec in self.specs]
@@ -251,6 +274,7 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, masks: Sequence[Tensor] | None = None) -> list[dict[str, float]]:
         """Test accuracy and loss of each run with the given masks, by default :meth:`limits`."""
+        self.step.join()
         self.set_masks(self.limits() if masks is None else masks)
         self.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
@@ -295,6 +319,7 @@ class Engine:
         }
 
     def state_dict(self) -> dict[str, Any]:
+        self.step.join()
         return {
             "held": self._held(),
             "saved": self.saved,
@@ -308,6 +333,7 @@ class Engine:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """In place, since a captured graph goes on using the same memory."""
+        self.step.join()
         self.optimizer.load_state_dict(state["optimizer"])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])

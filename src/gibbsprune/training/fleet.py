@@ -1,7 +1,8 @@
 """A fleet: K runs of one architecture trained together, each as if it were alone.
 
 The runs are fused into one network where the architecture allows it, else each has an engine (on CUDA: a graph and a
-stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate.
+stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate. Runs
+of fewer epochs than others wait before they start (``waits``), so that all end together.
 """
 
 from __future__ import annotations
@@ -37,21 +38,30 @@ class Fleet:
         arrays: Arrays,
         device: torch.device | str = "cpu",
         finished: Path | None = None,
+        autotune: bool = False,
     ) -> None:
-        """``finished`` is where runs named by others (``from``) lie, if they are not folders."""
+        """``finished`` is where runs named by others (``from``) lie, if they are not folders.
+
+        With ``autotune`` cuDNN chooses its kernels by timing them: faster, but no longer the same from one process to
+        the next in the last bits.
+        """
         if not specs:
             raise UserError("a fleet needs at least one run")
         self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
         _check_shared(self.specs)
-        self.epoch, self.epochs = 0, self.specs[0].own_epochs
+        self.epoch, self.epochs = 0, max(spec.own_epochs for spec in self.specs)
         if len(specs) == 1 or _fusable(self.specs, arrays):
             groups = [list(range(len(specs)))]
         else:
             groups = [[k] for k in range(len(specs))]
         sources = [_source(spec, finished) for spec in self.specs]
         self.engines = [
-            Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group]) for group in groups
+            Engine(
+                [self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, self.epochs
+            )
+            for group in groups
         ]
+        self.waits = [self.epochs - spec.own_epochs for spec in self.specs]
         self.home = {k: (engine, i) for engine, group in zip(self.engines, groups) for i, k in enumerate(group)}
         self.steps_per_epoch = self.engines[0].batches.steps
         self.final: list[dict[str, Tensor]] | None = None
@@ -209,7 +219,7 @@ def _source(spec: RunSpec, root: Path | None) -> Finished | None:
 def _check_shared(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
-        for what in ("data", "model", "precision", "own_epochs"):
+        for what in ("data", "model", "precision"):
             if getattr(spec, what) != getattr(first, what):
                 raise UserError(f"the runs of a fleet must share {what}: {getattr(first, what)!r} and "
                                 f"{getattr(spec, what)!r} differ")  # fmt: skip

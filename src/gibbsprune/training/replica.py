@@ -48,8 +48,9 @@ class Replica:
         return stream(self.spec.seed, what)
 
     def values(self) -> dict[str, Tensor]:
-        """All parameters and batch-norm statistics of the run, views."""
-        return self.engine.run_state(self.k)
+        """All parameters and batch-norm statistics of the run, views; not what all runs of an engine share."""
+        shared = self.engine.runs > 1
+        return {name: value for name, value in self.engine.run_state(self.k).items() if value.dim() or not shared}
 
     @torch.no_grad()
     def load(self, source: Finished) -> None:
