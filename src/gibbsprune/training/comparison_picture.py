@@ -50,10 +50,11 @@ def draw_comparison(path: Path, rows: Sequence[Row], title: str) -> None:
         ax.set_xlim(0, 1.08 * max(row.epochs for row in rows))
         _tidy(ax, name, "total training epochs")
         if below := [f"{row.entry.label} {value:.0f}" for row, value in zip(rows, centres) if value < low]:
-            ax.text(0.02, 0.02, "lower still:\n" + "\n".join(below), transform=ax.transAxes, fontsize=8, va="bottom")
+            ax.text(0.02, 0.02, "lower still:\n" + "\n".join(below), transform=ax.transAxes, fontsize=8, va="bottom",
+                    backgroundcolor="white")  # fmt: skip
     axes[0, 0].set_ylabel("test accuracy, %")
-    best = max(map(max, means))
-    axes[0, 0].set_ylim(low, best + 0.15 * (best - low))
+    best = max(100 * statistics.fmean(values) + _deviation(values) for _, found in panels for values in found)
+    axes[0, 0].set_ylim(low, best + 0.1 * (best - low))
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.legend(handles, [row.entry.label for row in rows], frameon=False, fontsize=9, loc="outside right center")
     _save(figure, path)
