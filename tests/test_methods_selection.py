@@ -112,7 +112,7 @@ def test_the_last_phases_take_the_sources_place():
     assert (one.own_epochs, one.total_epochs) == (0, 2)
     one = spec("magnitude", settings={"tune_epochs": 3}, stretch=2)
     assert (one.own_epochs, one.total_epochs) == (4 + 27, 4 + 27)
-    assert [one.learning_rate(epoch) for epoch in (0, 4, 30)] == pytest.approx([0.02, 2e-4, 2e-4])
+    assert [one.learning_rate(epoch) for epoch in (0, 4, 30)] == pytest.approx([0.02, 6e-3, 6e-3])
     assert spec("filter-l1", "filter", settings={"tune_rate": 0.5}, sparsity=0.1).learning_rate(2) == 0.5
     paper = spec("magnitude", recipe=None, data="cifar10")
     assert (paper.total_epochs, paper.learning_rate(200)) == (290, pytest.approx(1e-5))  # 200 + 9n of the paper

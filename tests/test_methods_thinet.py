@@ -171,6 +171,6 @@ def test_thinet_needs_plain_convolutions():
 def test_thinets_epochs_and_rate():
     one = spec("thinet", "filter")
     assert (one.own_epochs, one.total_epochs) == (2 + 1, 2 + 1)
-    assert one.learning_rate(2) == pytest.approx(2e-4)
+    assert one.learning_rate(2) == pytest.approx(0.3 * 0.02)
     started = spec("thinet", "filter", settings={"from": "somewhere", "tune_epochs": 4})
     assert (started.own_epochs, started.total_epochs) == (4, 6)

@@ -14,8 +14,8 @@ from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import STRUCTURES, RunSpec
 
 EPILOG = """\
-A method may be named with settings, several times with different ones:
-  gibbsprune compare --methods gibbs,gibbs:stretch=2,lottery:rounds=1,lottery:rounds=3,targeted-dropout:ramping
+A method may be named with settings, and several times with different ones:
+  gibbsprune compare --methods gibbs,gibbs:stretch=2,lottery:rounds=1,lottery:rounds=3,l1:penalty=0.01
 The same command continues a comparison that was stopped, and takes what it finished before."""
 
 
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         help="train all methods on one task: one table, one picture",
-        description="Train all methods that can prune a structure, over several seeds, and compare them: accuracy, "
+        description="Train all methods that have a structure, over several seeds, and compare them: accuracy,\n"
         "sparsity, epochs and time in one table, and accuracy against epochs in a picture.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

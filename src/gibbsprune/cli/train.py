@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from typing import Any
 
+from gibbsprune import methods
 from gibbsprune.cli.values import (
     add_recipe_options,
     add_setting_options,
@@ -20,7 +22,6 @@ from gibbsprune.errors import UserError
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
 from gibbsprune.training.spec import (
     HAMILTONIANS,
-    METHODS,
     PRECISIONS,
     SAMPLERS,
     STRUCTURES,
@@ -50,7 +51,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train and prune a network, or resume a run",
-        description="Train a network and prune it while it trains. Everything lands in a run folder.",
+        description="Train and prune a network, by Gibbs pruning or another method. All of it lands in a run folder.",
+        epilog=_methods(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     hamiltonians = ", ".join(SAMPLERS)
@@ -64,7 +67,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--seeds", type=seed_list, metavar="A-B", help="several runs as one fleet: 0-15 or 0,3,7")
 
     how = parser.add_argument_group("how to prune")
-    how.add_argument("--method", metavar="NAME", help=f"{', '.join(METHODS)} (gibbs)")
+    how.add_argument("--method", metavar="NAME", help="one of the methods below (gibbs)")
     how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}")
     how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
     how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
@@ -93,6 +96,16 @@ def add_parser(commands: Any) -> None:
     add_setting_options(parser)
     add_recipe_options(parser)
     parser.set_defaults(handler=handle, parser=parser)
+
+
+def _methods() -> str:
+    """One entry per method: what it does, and to which structures."""
+    lines = []
+    for how in methods.METHODS.values():
+        kinds = f" [{', '.join(how.structures)}]" if how.prunes else ""
+        first, *rest = textwrap.wrap(how.about + kinds, 76)
+        lines += [f"  {how.name:<18}{first}", *(f"{'':<20}{line}" for line in rest)]
+    return "\n".join(["methods:", *lines])
 
 
 def handle(options: argparse.Namespace) -> int:

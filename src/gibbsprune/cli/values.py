@@ -1,4 +1,4 @@
-"""How option values are read: numbers, lists of seeds, and one option per field of a recipe."""
+"""How option values are read: numbers, lists of seeds; one option per field of a recipe and setting of a method."""
 
 from __future__ import annotations
 
@@ -65,13 +65,14 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
     """One option per setting of the methods; the run itself reads and checks the value."""
     group = parser.add_argument_group("method settings", "Each belongs to the methods that its line names.")
-    settings: dict[str, list[str]] = {}
+    settings: dict[str, dict[str, list[str]]] = {}  # of each setting, what it means to whom
     for method in METHODS.values():
-        for name in method.settings:
-            settings.setdefault(name, []).append(method.name)
-    for name, owners in settings.items():
-        meaning = METHODS[owners[0]].settings[name].meaning.removeprefix(f"{owners[0]}: ").replace("%", "%%")
-        flag, help_text = "--" + name.replace("_", "-"), f"{', '.join(owners)}: {meaning}"
+        for name, setting in method.settings.items():
+            meaning = setting.meaning.removeprefix(f"{method.name}: ")
+            settings.setdefault(name, {}).setdefault(meaning, []).append(method.name)
+    for name, meanings in settings.items():
+        told = "; ".join(f"{', '.join(owners)}: {meaning}" for meaning, owners in meanings.items())
+        flag, help_text = "--" + name.replace("_", "-"), told.replace("%", "%%")
         if name == "ramping":
             group.add_argument(flag, dest="setting_" + name, action="store_const", const=True, help=help_text)
         else:

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
-TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (a hundredth of the recipe's)",
-                    lambda spec: 0.01 * spec.recipe.lr, "lr")  # fmt: skip
+#: Learning rates of fine-tuning, as a share of the recipe's: the paper's 1e-5 of 1e-3, but for digits, whose epochs are
+#: of 22 steps, what did best on images held out of the training set.
+SHARES = {"digits": 0.3}
+
+TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3)",
+                    lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr, "lr")  # fmt: skip
 SOURCE = Setting(optional(text()), "start from this finished dense run instead of training one",
                  lambda spec: None, "from.")  # fmt: skip
 

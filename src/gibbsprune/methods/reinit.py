@@ -21,7 +21,7 @@ class Reinit(Method):
 
     name = "reinit"
     about = "the mask of a finished run (--from), new random weights, trained anew"
-    settings = {"from": Setting(text(), "the finished run whose masks are taken", lambda spec: None, "from.")}
+    settings = {"from": Setting(text(), "take the masks of this finished run", lambda spec: None, "from.")}
 
     def check(self, spec: RunSpec) -> None:
         if spec.setting("from") is None:

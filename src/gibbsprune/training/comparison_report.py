@@ -104,7 +104,7 @@ def write_report(
     if pictures.available():
         draw_comparison(out / "compare.png", found, heading)
         parts.append("![Accuracy against the total number of training epochs](compare.png)")
-        parts.append("Dotted lines are methods that need no additional epochs.")
+        parts.append("Dotted lines are methods that need no additional epochs, bars one standard deviation.")
         written.append(out / "compare.png")
     else:
         parts.append("No picture: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
