@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import data, demo, describe, suite, train
+    from gibbsprune.cli import data, demo, describe, report, suite, train
 
     parser = Parser(
         prog="gibbsprune",
@@ -44,7 +44,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, demo, data, describe, suite):
+    for module in (train, demo, data, describe, suite, report):
         module.add_parser(commands)
     return parser
 
