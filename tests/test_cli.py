@@ -39,6 +39,7 @@ options:
 commands:
   COMMAND
     train     train and prune a network, or resume a run
+    compare   train all methods on one task: one table, one picture
     demo      a first look: prune a small network on digits, under three minutes on a CPU
     data      fetch a data set
     describe  count the parameters of networks by kind
@@ -48,6 +49,7 @@ commands:
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
+  gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
 """

@@ -206,6 +206,7 @@ def test_a_run_that_waits_alone_does_nothing(digits):
     same_bits(saved(fleet)["engines"][1], saved(alone)["engines"][0])
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_a_resumed_fleet_is_the_undisturbed_one_bit_for_bit(digits):
     specs = [MIXED[0], MIXED[3], *UNEVEN]

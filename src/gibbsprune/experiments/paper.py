@@ -26,7 +26,7 @@ RATES = (0.5, 0.75, 0.9, 0.95)
 HIGH_RATES = (*RATES, 0.98)
 STRETCHES = (1, 2, 4)
 #: Cost knobs, shortest first: epochs of fine-tuning after each step of pruning, and rounds of the lottery.
-TUNE_EPOCHS = (2, 5, 10, 40)
+TUNE_EPOCHS = (2, 10, 40)
 ROUNDS = (1, 2, 3, 5)
 
 #: β ranges and couplings that ``gibbsprune suite tune`` found better than the defaults, by structure and Hamiltonian.

@@ -47,7 +47,7 @@ class Lottery(Method):
             return
         sparsity = round_sparsity(run.spec.sparsity, phase, run.spec.setting("rounds"))
         for name, site in run.sites.items():
-            run.hold(name, largest((run.weights[name] * run.masks[name]).abs().flatten(), site, sparsity))
+            run.hold(name, largest(run.weights[name].abs().flatten(), site, sparsity, run.masks[name]))
         run.rewind()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from ..errors import UserError
 from ..fields import number, optional, text, whole
 from ..law import Site
 from ..threshold import keep_largest, kept_count
 from .method import Method, Phase, Setting, training, tuning
 
 if TYPE_CHECKING:
+    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
@@ -39,6 +42,9 @@ class Magnitude(Method):
     def epochs_before(self, spec: RunSpec) -> int:
         return training(spec).epochs if spec.setting("from") else 0
 
+    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
+        check_dense(spec, source)
+
     def begin_phase(self, run: Replica, phase: int) -> None:
         if phase == 0:
             if run.source is not None:
@@ -46,11 +52,20 @@ class Magnitude(Method):
             return
         sparsity = rates(run.spec.sparsity)[phase - 1]
         for name, site in run.sites.items():
-            run.hold(name, largest(self.score(run.weights[name] * run.masks[name], site), site, sparsity))
+            run.hold(name, largest(self.score(run.weights[name], site), site, sparsity, run.masks[name]))
 
     def score(self, weight: Tensor, site: Site) -> Tensor:
         """Of each neighbourhood; the lowest are pruned."""
         return site.structure.rows(weight).abs().sum(1)
+
+
+def check_dense(spec: RunSpec, source: Finished) -> None:
+    """The source must be what the run would have trained itself: its epochs count as this run's."""
+    mine = f"dense {spec.model} on {spec.data} of {training(spec).epochs} epochs"
+    other = source.spec
+    found = f"{other.method} {other.model} on {other.data} of {other.total_epochs} epochs"
+    if found != mine:
+        raise UserError(f"method {spec.method!r} would start from a {mine}, but {spec.setting('from')} is a {found}")
 
 
 def rates(sparsity: float) -> list[float]:
@@ -62,7 +77,13 @@ def rates(sparsity: float) -> list[float]:
     return [k / 10 for k in range(1, 10) if k / 10 < sparsity] + [sparsity]
 
 
-def largest(scores: Tensor, site: Site, sparsity: float) -> Tensor:
-    """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does."""
-    kept = keep_largest(scores.detach().cpu(), kept_count(sparsity, site.count))
+def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = None) -> Tensor:
+    """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does.
+
+    ``left`` is the layer's mask so far: what it has pruned stays pruned, whatever the scores.
+    """
+    scores = scores.detach().cpu()
+    if left is not None:
+        scores = scores.masked_fill(~site.structure.rows(left.cpu())[:, 0], -1)
+    kept = keep_largest(scores, kept_count(sparsity, site.count))
     return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)

@@ -10,7 +10,7 @@ Every method goes through the same loop, alone or in a fleet, and resumes the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -21,6 +21,7 @@ from ..fields import Parser
 from ..law import Site
 
 if TYPE_CHECKING:
+    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
@@ -66,6 +67,9 @@ class Method:
 
     def check(self, spec: RunSpec) -> None:
         """Refuses settings that contradict each other."""
+
+    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
+        """Refuses a finished run (setting ``from``) that this one cannot start from; ``sites`` are its own layers."""
 
     def phases(self, spec: RunSpec) -> list[Phase]:
         return [training(spec)]

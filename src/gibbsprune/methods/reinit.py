@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..fields import text
+from ..law import Site
 from .method import Method, Setting
 
 if TYPE_CHECKING:
+    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
@@ -24,10 +27,20 @@ class Reinit(Method):
         if spec.setting("from") is None:
             raise UserError("method 'reinit' needs the finished run whose masks it takes: give it with --from RUN")
 
+    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
+        named, other = spec.setting("from"), source.spec
+        if not source.masks:
+            raise UserError(f"method 'reinit' takes the masks of a pruned run, but {named} is {other.method}")
+        if (other.structure, other.sparsity) != (spec.structure, spec.sparsity):
+            raise UserError(
+                f"the run {named} was pruned by {other.structure} to {other.sparsity:g}, not by {spec.structure} to "
+                f"{spec.sparsity:g}: give --structure {other.structure} --sparsity {other.sparsity:g}"
+            )
+        for name, site in sites.items():
+            if name not in source.masks or tuple(source.masks[name].shape) != site.shape:
+                raise UserError(f"the run {named} ({other.model}) has no mask for layer {name} of this {spec.model}")
+
     def begin_phase(self, run: Replica, phase: int) -> None:
         assert run.source is not None
-        for name, site in run.sites.items():
-            mask = run.source.masks.get(name)
-            if mask is None or tuple(mask.shape) != site.shape:
-                raise UserError(f"the run {run.spec.setting('from')} has no mask for layer {name} of this network")
-            run.hold(name, mask)
+        for name in run.sites:
+            run.hold(name, run.source.masks[name])

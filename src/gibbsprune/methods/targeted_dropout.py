@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..fields import flag, number
 from ..law import Site
 from ..samplers import Source
@@ -31,6 +32,12 @@ class TargetedDropout(Method):
         "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", lambda spec: False, "ramping"),
     }  # fmt: skip
     ends_with = "converged"
+
+    def check(self, spec: RunSpec) -> None:
+        if spec.setting("ramping") and spec.setting("drop") != self.settings["drop"].default(spec):
+            raise UserError(
+                f"drop is {spec.setting('drop'):g}, but with ramping α rises to the sparsity; give one of them"
+            )
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Targeted:
         return Targeted([replace(site, sparsity=specs[site.run].setting("targeted")) for site in sites])
@@ -58,7 +65,8 @@ class Targeted:
         means = torch.cat([mean_squares(weights[i], site.structure) for i, site in zip(self.order, self.sites)])
         device = means.device
         run = self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
-        drop = self.segments.spread(levels[run].to(means.dtype))
+        some = self.segments.constant("some", device, lambda: torch.tensor([s.sparsity > 0 for s in self.sites]))
+        drop = self.segments.spread(levels[run].to(means.dtype) * some)  # γ = 0 targets nothing, not even the lowest
         coins = Source([generators[r] for r in self.runs], self.rows, 1, device).uniform(1).flatten()
         keep = (means > self.segments.spread(self.segments.thresholds(means))) | (coins >= drop)
         masks = [torch.empty(0)] * len(self.sites)

@@ -8,6 +8,7 @@ network as it is by then; fine-tuning follows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..fields import whole
+from ..law import Site
 from ..structures import Filter
 from ..threshold import kept_count
-from .magnitude import SOURCE, TUNE_RATE
+from .magnitude import SOURCE, TUNE_RATE, check_dense
 from .method import Method, Phase, Setting, training, tuning
 
 if TYPE_CHECKING:
+    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
@@ -49,6 +52,9 @@ class ThiNet(Method):
 
     def epochs_before(self, spec: RunSpec) -> int:
         return training(spec).epochs if spec.setting("from") else 0
+
+    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
+        check_dense(spec, source)
 
     def structure_of(self, spec: RunSpec, layer: nn.Module) -> Filter:
         if not isinstance(layer, nn.Conv2d) or layer.groups > 1:

@@ -72,8 +72,9 @@ class Engine:
         self.limit = Law([placed[i] for i in self.limited])
         self.levels = [spec.how.level(spec, list(sites.values())) for spec, sites in zip(specs, self.names)]
         self.optimizer = FlatOptimizer(*self._parameters(), self.runs, specs[0].recipe)
-        stored = [stored_weight(self.model.get_submodule(name)) for name in self.layers]
-        self.optimizer.set_penalties([spec.how.penalty(spec) for spec in specs], stored)
+        for name in self.layers:
+            own = [spec.how.penalty(spec) if name in sites else 0.0 for spec, sites in zip(specs, self.names)]
+            self.optimizer.set_penalties(stored_weight(self.model.get_submodule(name)), own)
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()

@@ -38,22 +38,42 @@ def save_finished(path: Path, finished: Finished) -> None:
 def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Path | None = None) -> Finished:
     """A finished run by its folder, or by the name of a file of :func:`save_finished` in ``root``.
 
-    Of a fleet's folder it is the run with the same seed.
+    Of a fleet's folder it is the run with the same seed; the folder of one of its runs is that run.
     """
     if root is not None and (file := root / f"{text}.safetensors").exists():
         return _read_file(file)
     path = Path(text)
     if path.suffix == ".safetensors" and path.exists():
         return _read_file(path)
-    folder = RunFolder.open(path)
+    inside = not (path / "run.json").exists() and (path.parent / "run.json").exists()
+    folder = RunFolder.open(path.parent if inside else path)
     if not folder.finished():
-        raise UserError(f"the run {text} is not finished; continue it with: gibbsprune train --resume {text}")
-    runs = dict(zip([spec.seed for spec in folder.specs], zip(folder.specs, folder.runs)))
-    if len(runs) > 1 and seed not in runs:
-        raise UserError(f"the fleet {text} has no run with seed {seed}; it has seeds {', '.join(map(str, runs))}")
-    spec, where = runs.get(seed) or next(iter(runs.values()))
+        raise UserError(
+            f"the run {folder.path} is not finished; continue it with: gibbsprune train --resume {folder.path}"
+        )
+    spec, where = _run_inside(folder, path.name) if inside else _run_of_seed(folder, seed)
     masks = where / "masks.safetensors"
     return Finished(spec, _tensors(where / "model.safetensors"), _tensors(masks) if masks.exists() else {})
+
+
+def _run_of_seed(folder: RunFolder, seed: int) -> tuple[RunSpec, Path]:
+    runs = list(zip(folder.specs, folder.runs))
+    found = runs if len(runs) == 1 else [(spec, where) for spec, where in runs if spec.seed == seed]
+    if not found:
+        seeds = ", ".join(str(spec.seed) for spec in folder.specs)
+        raise UserError(f"the fleet {folder.path} has no run with seed {seed}; it has seeds {seeds}")
+    if len(found) > 1:
+        names = ", ".join(where.name for _, where in found)
+        raise UserError(f"the fleet {folder.path} has several runs with seed {seed}; name the folder of one: {names}")
+    return found[0]
+
+
+def _run_inside(folder: RunFolder, name: str) -> tuple[RunSpec, Path]:
+    for spec, where in zip(folder.specs, folder.runs):
+        if where.name == name and where != folder.path:
+            return spec, where
+    names = ", ".join(where.name for where in folder.runs if where != folder.path) or "none"
+    raise UserError(f"the fleet {folder.path} has no run {name}; its runs: {names}")
 
 
 def _read_file(path: Path) -> Finished:

@@ -45,13 +45,16 @@ class FlatOptimizer:
         """The learning rate of each run."""
         self.rates.copy_(torch.tensor(rates))
 
-    def set_penalties(self, penalties: Sequence[float], parameters: Sequence[Tensor]) -> None:
-        """λ of each run's l1 penalty λ·Σ|w| on some of the parameters, from the beginning or not at all."""
-        if any(penalties):
-            on = {id(parameter) for parameter in parameters}
-            each = torch.tensor(penalties)
-            parts = [each.repeat_interleave(p.numel() // self.runs) * (id(p) in on) for p in self.parameters]
-            self.penalty = torch.cat(parts).to(self.values.device)
+    def set_penalties(self, parameter: Tensor, penalties: Sequence[float]) -> None:
+        """λ of each run's l1 penalty λ·Σ|w| on one of the parameters, from the beginning or not at all."""
+        if not any(penalties):
+            return
+        if self.penalty is None:
+            self.penalty = torch.zeros_like(self.values)
+        each = torch.tensor(penalties).repeat_interleave(parameter.numel() // self.runs)
+        for own, part in zip(self.parameters, self.penalty.split([p.numel() for p in self.parameters])):
+            if own is parameter:
+                part.copy_(each)
 
     def compile(self) -> None:
         """The update as one compiled kernel."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
 from ..law import Site
 from ..structures import check_mask
 from .finished import Finished
@@ -25,6 +24,8 @@ class Replica:
         self.engine, self.k, self.source = engine, k, source
         self.spec, self.sites = engine.specs[k], engine.names[k]
         self.places = {name: i for i, (name, run, _) in enumerate(engine.sites) if run == k}
+        if source is not None:
+            self.spec.how.check_source(self.spec, source, self.sites)
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -54,11 +55,6 @@ class Replica:
     @torch.no_grad()
     def load(self, source: Finished) -> None:
         """Starts from the values of a finished run."""
-        if source.spec.how.prunes or source.spec.model != self.spec.model:
-            raise UserError(
-                f"method {self.spec.method!r} starts from a dense {self.spec.model}, but "
-                f"{self.spec.setting('from')} is {source.spec.method} {source.spec.model}"
-            )
         for name, value in self.values().items():
             value.copy_(source.model[name])
         self.engine.optimizer.forget(self.k)

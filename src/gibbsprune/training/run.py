@@ -194,6 +194,8 @@ def _train(
             if events is not None:
                 events.add(done, records)
             for run, drawn, record in zip(folder.runs, masks, records):
+                if record["beta"] is None:
+                    continue  # only annealed masks have a picture of how they freeze
                 save_snapshot(run / "snapshots", drawn, done, record["beta"])
             due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
             if due or done == fleet.epochs or interrupt.requested:
