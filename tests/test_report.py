@@ -171,7 +171,19 @@ def test_notes_and_tuning_are_taken_in(tmp_path):
     (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
     assert "## Notes\n\nOur batch norm differs." in text
-    assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| chosen \|", text)
+    assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| better, not used above \|", text)
+
+
+def test_runs_beside_the_evaluation_are_listed(tmp_path):
+    """Also a hotter one, which is none of them."""
+    other = paper.run("resnet20", structure="kernel", coupling=0.05)
+    hot = paper.hotter(paper.run("resnet20", stretch=2))
+    for spec in (SQUARE[0], other, hot):
+        store.write(tmp_path / "paper", spec, fake_results.result(spec))
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    listed = text[text.index("## Variations") : text.index("## Tuning")]
+    assert f"`{other.name()}`" in listed
+    assert listed.count("`") == 2
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from ...models.describe import describe
 from ...training.spec import RunSpec
 from ...training.summary import table
 from .. import paper, published, store
+from . import extras
 from .findings import NAMES, NETWORK, NOTHING, findings, number
 from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results
 
@@ -21,16 +21,6 @@ FIGURES = {
     "6": "Filter-wise methods at 75 %, accuracy against total epochs.",
 }
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
-
-#: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
-STRONGER = [
-    ("resnet56", "iterative learning-rate rewinding (Renda et al. 2020)", "1820–3094", "89.3 %", 93.58),
-    ("resnet56", "the same", "", "94.5 %", 92.96),
-    ("resnet56", "the same", "", "97.75 %", 91.26),
-    ("resnet56", "one-shot learning-rate rewinding", "364", "89.3 %", 92.34),
-    ("resnet20", "iterative learning-rate rewinding", "1820–3094", "89.3 %", 91.04),
-    ("resnet20", "one-shot learning-rate rewinding", "364", "89.3 %", 89.20),
-]
 
 
 def results_text(results: Results, folder: Path, images: str) -> str:
@@ -55,9 +45,10 @@ def results_text(results: Results, folder: Path, images: str) -> str:
         *table3(results),
         *table4(results),
         *(text for number_ in FIGURES for text in figure(number_, results, images)),
-        *beyond(results),
-        *tuning(folder.parent / "tune"),
-        *_lacking(lacking),
+        *extras.beyond(results),
+        *extras.variations(results),
+        *extras.tuning(folder.parent / "tune"),
+        *extras.not_run(lacking),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -197,62 +188,3 @@ def figure(number_: str, results: Results, images: str) -> list[str]:
         FIGURES[number_] + " Recalibrated: after re-estimating batch-norm statistics on training data.",
         table(header, rows, left=2),
     ]
-
-
-# -- beyond the paper, tuning, what is lacking -------------------------------------------------------------------------
-
-
-def beyond(results: Results) -> list[str]:
-    """The recipe ``modern``, beside stronger published results."""
-    rows = []
-    for model in paper.MODELS:
-        for spec in paper.modern(model):
-            what = "dense" if spec.method == "dense" else f"Gibbs pruning, stretch {spec.stretch}"
-            group = results.of(spec)
-            share = "0 %" if spec.method == "dense" else f"{100 * spec.sparsity:g} %"
-            shown = NOTHING if group is None else number(group)
-            rows.append([NETWORK[model], f"ours: {what}", str(spec.total_epochs), share, shown])
-        rows += [
-            [NETWORK[model], what, epochs, share, f"{value:.2f}"]
-            for name, what, epochs, share, value in STRONGER
-            if name == model
-        ]
-    text = "Weight-wise Gibbs pruning with the recipe `modern` (SGD, cosine), beside the strongest published results."
-    return ["## Beyond the paper", text, table(["network", "method", "epochs", "sparsity", "accuracy"], rows, left=2)]
-
-
-def tuning(folder: Path) -> list[str]:
-    """What ``gibbsprune suite tune`` found."""
-    parts = ["## Tuning"]
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
-        return [*parts, text]
-    for file in files:
-        record = json.loads(file.read_text())
-        rows = [
-            [
-                f"{row['structure']}, {NAMES[row['hamiltonian']]}",
-                ", ".join(f"{key} {value:g}" for key, value in row["change"].items()) or "default",
-                f"{100 * row['mean']:.2f}",
-                f"{100 * row['agreement']:.2f}",
-                "chosen" if record["choice"][f"{row['structure']}-{row['hamiltonian']}"] == row["change"] else "",
-            ]
-            for row in record["evidence"]
-        ]
-        parts.append(
-            f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
-            f"{record['held_out_training_images']:,} held-out training images ([raw](../results/tune/{file.name})). "
-            f"The default stays unless another is better by {100 * record['margin']:g} points."
-        )
-        parts.append(table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2))
-    return parts
-
-
-def _lacking(specs: Sequence[RunSpec]) -> list[str]:
-    if not specs:
-        return []
-    counts: dict[str, int] = {}
-    for spec in specs:
-        counts[f"{NETWORK[spec.model]}, {spec.method}"] = counts.get(f"{NETWORK[spec.model]}, {spec.method}", 0) + 1
-    return [f"## {NOTHING.capitalize()}", table(["cells", "number"], [[k, str(v)] for k, v in sorted(counts.items())])]
