@@ -1,4 +1,4 @@
-"""What stands on the page of results beside the paper's tables: stronger results, variations, tuning, what is lacking."""
+"""What stands on the page of results beside the paper's tables: stronger results, variations, tuning, cells not run."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def variations(results: Results) -> list[str]:
     """Results that no table and no figure asks for."""
     known = {family(spec) for cell in paper.cells() for spec in (cell.spec, paper.hotter(cell.spec))}
     rows = [
-        [f"`{group.records[0]['name']}`", str(group.epochs), number(group), f"{group.mean('accuracy_recalibrated'):.2f}",
-         f"{group.mean('sparsity'):.2f}", f"{group.mean('agreement'):.2f}", str(len(group.records))]
+        [f"`{group.records[0]['name']}`", str(group.epochs), number(group),
+         f"{group.mean('accuracy_recalibrated'):.2f}", f"{group.mean('sparsity'):.2f}",
+         f"{group.mean('agreement'):.2f}", str(len(group.records))]
         for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name())
         if key not in known
     ]  # fmt: skip
