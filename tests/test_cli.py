@@ -44,6 +44,7 @@ commands:
     data      fetch a data set
     describe  count the parameters of networks by kind
     suite     the paper's evaluation: list, run, see where it stands
+    report    tables, figures and a page from the results of a suite
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU

@@ -58,8 +58,15 @@ def test_the_plan_is_shown_with_times_and_nothing_is_written(capsys, monkeypatch
     assert lines[1] == "  cifar10-resnet20-dense-s0"
     assert lines[-1].endswith("cells do not fit")
     whole = said(capsys, "run paper --dry-run")[-1]
-    assert re.fullmatch(r"175 cells in \d+ fleets, about 6:\d\d:\d\d on NVIDIA H200", whole)
-    assert said(capsys, "status paper --step 1,3")[-1] != whole
+    assert re.fullmatch(rf"{len(paper.cells())} cells in \d+ fleets, about \d:\d\d:\d\d on NVIDIA H200", whole)
+    table = said(capsys, "status paper --step 1,3")
+    assert [line.split("|")[1].strip() for line in table[2:4]] == ["step 1", "step 3"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["suite", "run", "paper", "--dry-run", "--on", "NVIDIA H200"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == whole, "the plan for another device"
+    assert main(["suite", "run", "paper", "--dry-run", "--on", "abacus"]) == 2
+    assert capsys.readouterr().err == "gibbsprune: nothing was measured on 'abacus'; it must be one of NVIDIA H200\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,7 +80,8 @@ def test_a_suite_runs_in_the_order_of_its_sources_and_is_then_complete(capsys, t
         record = store.read(store.path(tmp_path / "results" / "tiny", spec))
         assert (record["revision"], record["fleet"]) == ("r7", 1)
     assert said(capsys, "run tiny") == ["nothing is missing"]
-    assert said(capsys, "status tiny")[-1] == "3 cells are done, nothing is missing"
+    assert said(capsys, "run tiny --dry-run") == ["3 cells are done, nothing is missing"]
+    assert "| step 2 |     2 |    2 |" in said(capsys, "status tiny")[3]
     assert said(capsys, "import tiny out --results there --work w") == [
         "3 results into there, 0 files of unfinished work into w"
     ]
@@ -85,7 +93,7 @@ def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out")
     assert lines[-1] == "stopped before epoch 0 of 2: the budget of 5 s is spent"
     assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
-    assert "about" in said(capsys, "status tiny")[-1]
+    assert "from epoch" not in said(capsys, "run tiny --dry-run")[0]
     assert said(capsys, "import tiny out --results r --work w") == [
         "0 results into r, 2 files of unfinished work into w"
     ]

@@ -72,6 +72,9 @@ def test_a_result_lacks_nothing(tmp_path, field):
         ({"nonzero": True}, "a result's 'nonzero' is True, which is not a int"),
         ({"layers": {}}, "a result's 'layers' is {}, which is not a list"),
         ({"accuracy_recalibrated": None}, "a result's 'accuracy_recalibrated' is None, which is not a float"),
+        ({"accuracy": 91.2}, "a result's 'accuracy' is 91.2, which is not between 0 and 1"),
+        ({"layers": [{"name": "a"}]}, "a layer of a result lacks the field 'weights'"),
+        ({"curve": [3]}, "a point of a result's curve is a JSON object, not a int"),
         ({"version": 2}, "a result's version is 2, which is not 1"),
         ({"comment": "?"}, "a result has no field 'comment'; its fields are version, name"),
     ],
@@ -250,6 +253,12 @@ def test_other_cells_have_another_work_folder():
 
 def test_there_are_results():
     assert len(RESULTS) >= 16
+
+
+def test_nothing_else_lies_among_the_results():
+    root = RESULTS[0].parents[1]
+    others = [file.relative_to(root) for file in root.rglob("*") if file.is_file() and file not in RESULTS]
+    assert all(str(file) in ("README.md", "notes.md") or file.match("tune/*.json") for file in others)
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)

@@ -133,10 +133,11 @@ def test_half_done_fleets_are_continued_first_and_as_they_were(places):
     checkpoint.save(folder, 150, {"x": torch.zeros(1)})
     state = look(places, arch="resnet20", step=[1])
     assert not {spec.name() for spec in pair} & {cell.name for cell in state.queue}
-    fleets = planner.plan(state, work, H200, budget=60.0)
+    fleets = planner.plan(state, work, H200, budget=100.0)
     assert [(fleet.specs, fleet.folder, fleet.done) for fleet in fleets] == [(tuple(pair), folder, 150)]
     assert fleets[0].seconds < H200.seconds(pair)
-    assert planner.plan(state, work, H200, budget=60.0, busy=[folder]) == []
+    assert planner.plan(state, work, H200, budget=100.0, busy=[folder]) == []
+    assert planner.plan(state, work, H200, budget=80.0) == [], "no time for more than a start"
     assert look(places, arch="resnet56", step=[2]).begun == {}
     (folder / "cells.json").write_text("{")
     with pytest.raises(UserError, match=r"cells\.json cannot be read"):
@@ -153,7 +154,7 @@ def test_fleets_share_what_they_must(places):
         assert len({planner.kind(spec) for spec in fleet.specs}) == 1
         assert H200.waste(fleet.specs) < 30
     short = [fleet for fleet in fleets if fleet.specs[0].own_epochs == 18]
-    assert {spec.own_epochs for spec in short[0].specs} == {16, 18, 40, 45}, "short runs wait for each other"
+    assert {spec.own_epochs for spec in short[0].specs} == {16, 18}, "short runs wait for each other"
     names = [spec.name() for fleet in fleets for spec in fleet.specs]
     assert sorted(names) == sorted(cell.name for cell in CELLS)
 
@@ -175,7 +176,8 @@ def test_the_most_important_cells_that_fit_are_taken(places):
     assert taken == same[: len(taken)]
     assert H200.seconds(same[: len(taken) + 1]) > 600
     assert planner.plan(state, places[1], H200, budget=70.0) == []
-    cut = planner.plan(state, places[1], H200, budget=70.0, leave_unfinished=True)
+    assert planner.plan(state, places[1], H200, budget=70.0, leave_unfinished=True) == []
+    cut = planner.plan(state, places[1], H200, budget=100.0, leave_unfinished=True)
     assert [len(fleet.specs) for fleet in cut] == [16]
     assert [len(fleet.specs) for fleet in planner.plan(state, places[1], H200, 600.0, at_most=3)] == [3, 3]
 

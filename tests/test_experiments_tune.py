@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from gibbsprune import data
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import tune
+from gibbsprune.experiments import paper, tune
 from gibbsprune.hamiltonians import Binary, Linear
 from gibbsprune.methods.gibbs import schedule
 
@@ -76,6 +77,13 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
     for row in record["evidence"]:
         assert row["mean"] == row["accuracies"][0]
         assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))
+
+
+def test_nothing_is_adopted_without_evidence():
+    file = Path(__file__).parents[1] / "results" / "tune" / "cifar10-resnet20.json"
+    choice = json.loads(file.read_text())["choice"] if file.exists() else {}
+    for (structure, hamiltonian), change in paper.TUNED.items():
+        assert choice.get(f"{structure}-{hamiltonian}") == change
 
 
 def test_mistakes_are_told(capsys):

@@ -1,4 +1,4 @@
-"""The command line: ``gibbsprune train``, ``compare``, ``data``, ``describe``, ``demo``. One module per command.
+"""The command line, one module per command: ``train``, ``compare``, ``data``, ``describe``, ``suite``, ``report`` …
 
 Mistakes are told in one sentence, ``gibbsprune: <sentence>`` on standard error, with exit status 2; a run
 stopped by Ctrl-C or SIGTERM exits with 130.
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import compare, data, demo, describe, suite, train
+    from gibbsprune.cli import compare, data, demo, describe, report, suite, train
 
     parser = Parser(
         prog="gibbsprune",
@@ -45,7 +45,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, compare, demo, data, describe, suite):
+    for module in (train, compare, demo, data, describe, suite, report):
         module.add_parser(commands)
     return parser
 

@@ -22,16 +22,15 @@ def add_parser(commands: Any) -> None:
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     for name, handler, meaning in (
         ("list", show_list, "every cell with its step, its state and where the paper shows it"),
-        ("status", show_status, "how much is done and how long the rest takes"),
+        ("status", show_status, "how much is done, step by step"),
         ("run", run, "run what is missing"),
     ):
         action = actions.add_parser(name, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
         action.add_argument("suite", metavar="SUITE", help="paper or rehearsal")
         _add_filters(action)
         _add_places(action)
-        if name != "list":
-            _add_how(action)
         if name == "run":
+            _add_how(action)
             _add_run(action)
         action.set_defaults(handler=handler, parser=action)
     _add_tune(actions)
@@ -67,6 +66,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the plan with its times; train nothing")
+    parser.add_argument("--on", metavar="NAME", help="with --dry-run, times on another device, such as 'NVIDIA H200'")
     parser.add_argument("--revision", metavar="TEXT", help="of the source, for the record (asked of git)")
     parser.add_argument("--evaluate-every", type=whole, default=10, metavar="N", help="epochs between tests (10)")
     parser.add_argument("--autotune", action="store_true", help="cuDNN times its kernels: faster, last bits may differ")
@@ -158,7 +158,7 @@ def show_list(options: argparse.Namespace) -> int:
 
 
 def show_status(options: argparse.Namespace) -> int:
-    """Counts by step, and the plan for the rest in short."""
+    """Counts by step."""
     from gibbsprune.experiments import drive
     from gibbsprune.training.summary import table
 
@@ -170,8 +170,7 @@ def show_status(options: argparse.Namespace) -> int:
         found = [state.state(cell) for cell in chosen if cell.step == step]
         rows.append([f"step {step}", len(found), *(found.count(word) for word in words)])
     print(table(["", "cells", *words], rows))
-    for line in drive.plan_lines(state, orders)[-1:]:
-        print(line)
+    print(f"gibbsprune suite run {options.suite} --dry-run shows the plan for the rest, with times")
     return 0
 
 
@@ -181,7 +180,7 @@ def run(options: argparse.Namespace) -> int:
 
     chosen, everything, orders = _cells(options)
     if options.dry_run:
-        for line in drive.plan_lines(drive.survey(chosen, everything, orders), orders):
+        for line in drive.plan_lines(drive.survey(chosen, everything, orders), orders, options.on):
             print(line)
         return 0
 

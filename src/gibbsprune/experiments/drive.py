@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import subprocess
@@ -11,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..training.environment import resolve_device
 from ..training.progress import clock
+from ..training.spec import RunSpec
 from . import pace, planner, runner, suite
 from .paper import Cell
 from .planner import Planned
@@ -83,9 +87,18 @@ def run(
             evaluate_every=orders.evaluate_every, revision=orders.revision, keep=keep,
             autotune=orders.autotune, say=say,
         )  # fmt: skip
+        _clear(device)
         after()
         if not finished:
             return survey(chosen, everything, orders)
+
+
+def _clear(device: torch.device) -> None:
+    """Forgets the last fleet: its memory, and what was compiled for it, of which there may be only so much."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
 
 
 def _side_by_side(
@@ -165,15 +178,23 @@ def _say_rest(state: planner.Survey, left: float, say: Callable[[str], None]) ->
         say("nothing is missing")
 
 
-def plan_lines(state: planner.Survey, orders: Orders) -> list[str]:
-    """The plan in words: one line per fleet, the cells of each, and the time of it all."""
+def _pace_on(on: str | None, specs: Sequence[RunSpec], orders: Orders) -> pace.Pace:
+    if on is not None and on not in pace.MEASURED:
+        raise UserError(f"nothing was measured on {on!r}; it must be one of {', '.join(pace.MEASURED)}")
     device = resolve_device(orders.device.split(",")[0])
+    known = pace.Pace(on) if on is not None else pace.of_device(device, None, orders.work)
+    known.learn(orders.work)
+    if all(spec.model in pace.MEASURED.get(known.device, {}) for spec in specs):
+        return known
+    return pace.of_device(device, data.load(specs[0].data), orders.work)
+
+
+def plan_lines(state: planner.Survey, orders: Orders, on: str | None = None) -> list[str]:
+    """The plan in words: one line per fleet, its cells, and the time of it all; ``on`` another, measured device."""
     specs = [spec for fleet in state.begun.values() for spec in fleet] + [cell.spec for cell in state.queue]
     if not specs:
         return [f"{len(state.done)} cells are done, nothing is missing"]
-    known = pace.of_device(device, None, orders.work)
-    if any(spec.model not in pace.MEASURED.get(known.device, {}) for spec in specs):
-        known = pace.of_device(device, data.load(specs[0].data), orders.work)
+    known = _pace_on(on, specs, orders)
     fleets = planner.plan(state, orders.work, known, orders.budget, orders.at_most, orders.leave_unfinished)
     lines = []
     for fleet in fleets:

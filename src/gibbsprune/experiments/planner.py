@@ -20,6 +20,7 @@ from .suite import source
 
 CELLS = "cells.json"
 FINISHED = "finished"
+USEFUL = 1.5  # of a fleet's start, the least time in which to begin or continue one that will not end
 WAITING = 0.5  # of a fleet's start, the most that its runs may wait for each other
 
 
@@ -110,15 +111,15 @@ def plan(
 ) -> list[Planned]:
     """Fleets in the order in which to train them, within ``budget`` seconds.
 
-    Half-done fleets come first, whether they will end in time or not: what they do is kept. A new fleet takes the most
-    important cell and those that can be trained with it, as many as fit into the time; with ``leave_unfinished`` the
-    last one may be longer than that. Cells wait for the fleet that trains their source. ``busy`` fleets are trained by
-    other processes.
+    Half-done fleets come first, whether they will end in time or not, if there is time for some epochs. A new fleet
+    takes the most important cell and those that can be trained with it, as many as fit into the time; with
+    ``leave_unfinished`` the last one may be longer than that. Cells wait for the fleet that trains their source.
+    ``busy`` fleets are trained by other processes.
     """
     fleets: list[Planned] = []
     trained: set[str] = set()
     for folder, specs in state.begun.items():
-        if folder not in busy:
+        if folder not in busy and budget > USEFUL * pace.start:
             done = _epochs_done(folder)
             fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
             budget -= fleets[-1].seconds
@@ -131,7 +132,7 @@ def plan(
             break
         group = _group(ready, pace, at_most)
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
-        if not fitting and not leave_unfinished:
+        if not fitting and not (leave_unfinished and budget > USEFUL * pace.start):
             left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
             continue
         specs = group[: fitting[0]] if fitting and not leave_unfinished else group
