@@ -1,6 +1,16 @@
-"""What is left after pruning, made really smaller: compact networks and packed files."""
+"""What is left after pruning, made really smaller and faster: compact networks, packed files, faster execution."""
 
+from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 
-__all__ = ["CompactReport", "PackedSize", "compact", "load_packed", "packed_size", "save_packed"]
+__all__ = [
+    "AccelerateReport",
+    "CompactReport",
+    "PackedSize",
+    "accelerate",
+    "compact",
+    "load_packed",
+    "packed_size",
+    "save_packed",
+]

@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.classify import function_name, rule_of
+from gibbsprune.export.classify import rule_of
 from gibbsprune.export.folding import fold_batch_norms
 from gibbsprune.export.layers import CONVOLUTIONS
-from gibbsprune.export.plan import AddBorders, LeftAlone, Plan, Scatter, SumInto, ease
+from gibbsprune.export.plan import LeftAlone, Plan, ease
 from gibbsprune.export.reuse import reuse_memory
+from gibbsprune.export.tracing import difference, traced
 
 PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
@@ -44,11 +43,6 @@ class CompactReport:
     def __str__(self) -> str:
         lines = [f"{self.parameters_before:,} parameters, now {self.parameters_after:,}"]
         return "\n".join(lines + [f"left alone: {name}, because {reason}" for name, reason in self.left.items()])
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (Scatter, SumInto, AddBorders)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def compact(
@@ -83,9 +77,7 @@ def compact(
         expected = original(*copy.deepcopy(inputs))
         root = copy.deepcopy(original)
         try:
-            module = fx.GraphModule(root, _Tracer().trace(root))
-            _without_in_place(module)
-            ShapeProp(module).propagate(*copy.deepcopy(inputs))
+            module = traced(root, inputs)
         except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
             reason = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
             return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
@@ -93,15 +85,15 @@ def compact(
             left = fold_batch_norms(module) if fold_batch_norm else {}
             left |= _shrink(module, like, prefer)
             reuse_memory(module)
-            difference = _difference(expected, module.eval()(*copy.deepcopy(inputs)))
-            same = difference <= max(TOLERANCE, 16 * torch.finfo(like.dtype).eps)
-            reason = f"the smaller network would differ by {difference:.1e} of the output's scale"
+            found = difference(expected, module.eval()(*copy.deepcopy(inputs)))
+            same = found <= max(TOLERANCE, 16 * torch.finfo(like.dtype).eps)
+            reason = f"the smaller network would differ by {found:.1e} of the output's scale"
         except Exception as error:  # a graph that no rule foresaw: the model stays right, and the report tells
             same, reason = False, f"its graph cannot be made smaller ({type(error).__name__}: {error})"
     if not same:
         return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
     after = sum(p.numel() for p in module.parameters())
-    return _reported(module, CompactReport(before, after, difference, left))
+    return _reported(module, CompactReport(before, after, found, left))
 
 
 def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
@@ -189,42 +181,3 @@ def _full_shape(plan: Plan, node: fx.Node) -> None:
         plan.turn(node, "call_function", operator.getitem, shape, *(index or node.kwargs.values()))
     else:
         node.replace_all_uses_with(shape)
-
-
-def _without_in_place(module: fx.GraphModule) -> None:
-    """The same graph without operations that overwrite their input; later readers of that read the result."""
-    in_place = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
-    for node in list(module.graph.nodes):
-        name = function_name(node) if node.op in ("call_function", "call_method") else ""
-        layer = module.get_submodule(node.target) if node.op == "call_module" else None
-        if node.target in in_place:
-            node.target = in_place[node.target]
-        elif layer is not None and getattr(layer, "inplace", False) is True:
-            node.meta["in_place"] = True
-        elif node.kwargs.get("inplace") is True:
-            node.kwargs = {**node.kwargs, "inplace": False}
-        elif name.endswith("_") and not name.endswith("__") and node.op == "call_method":
-            node.target = name[:-1]
-        elif name.endswith("_") and hasattr(torch, name[:-1]):
-            node.target = getattr(torch, name[:-1])
-        else:
-            continue
-        seen = False
-        for user in list(module.graph.nodes):
-            if seen and node.args[0] in user.all_input_nodes:
-                user.replace_input_with(node.args[0], node)
-            seen = seen or user is node
-    for node in module.graph.nodes:
-        if node.meta.pop("in_place", False):
-            setattr(module.get_submodule(node.target), "inplace", False)  # noqa: B010
-    module.recompile()
-
-
-def _difference(expected: Any, found: Any) -> float:
-    """max |a − b| / max |a| over all tensors of two outputs."""
-    worst = 0.0
-    for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
-        if isinstance(a, Tensor) and a.numel():
-            scale = float(a.double().abs().max()) or 1.0
-            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
-    return worst

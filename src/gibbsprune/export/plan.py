@@ -225,7 +225,8 @@ class AddBorders(nn.Module):
         key = (x.shape[2:], weight.dtype, weight.device, weight.data_ptr(), version)
         if self._map is None or self._map[0] != key:
             self._map = (key, self.map(x))
-        return y.add_(self._map[1]) if self.reuse else y + self._map[1]
+        own = self.reuse and not (torch.is_grad_enabled() and y.requires_grad)
+        return y.add_(self._map[1]) if own else y + self._map[1]
 
     def map(self, x: Tensor) -> Tensor:
         """What to add, for images of the size of ``x``."""

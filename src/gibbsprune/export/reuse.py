@@ -8,16 +8,19 @@ new tensor costs more than the arithmetic that fills it.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from gibbsprune.export.executors import Plain
 from gibbsprune.export.layers import CONVOLUTIONS, NORMS
 from gibbsprune.export.plan import AddBorders, SumInto
 
-FRESH = (nn.Linear, *CONVOLUTIONS, *NORMS, AddBorders)
+READERS = (nn.Linear, *CONVOLUTIONS, *NORMS, Plain)
+FRESH = (*READERS, AddBorders)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -37,8 +40,10 @@ def reuse_memory(module: fx.GraphModule) -> None:
                 if own is not other and _fresh(module, own) and _shape(own) == _shape(node) == _shape(other):
                     node.target, node.args = operator.iadd, (own, other)
                     break
-        elif (layer := _layer(module, node)) is not None and isinstance(layer, (SumInto, AddBorders)):
-            layer.reuse = _last_reader(module, node)
+        elif isinstance(layer := _layer(module, node), (SumInto, AddBorders)):
+            layer.reuse = last_reader(module, (node,), node.args[0])
+        elif isinstance(layer, Plain) and len(node.args) == 2:
+            layer.own = last_reader(module, (node,), node.args[1])
     module.recompile()
     module.delete_all_unused_submodules()
 
@@ -64,17 +69,16 @@ def _fresh(module: fx.GraphModule, node: Any) -> bool:
     return isinstance(_layer(module, node), (*FRESH, SumInto))
 
 
-def _last_reader(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node reads memory of the network's own that layers with weights have read before, and none will."""
-    own = node.args[0]
-    if not isinstance(own, fx.Node) or own in node.args[1:]:
+def last_reader(module: fx.GraphModule, nodes: Sequence[fx.Node], own: Any) -> bool:
+    """Whether ``own``, which one of ``nodes`` adds to, is the network's memory, read before by layers and not later."""
+    if not isinstance(own, fx.Node) or sum(list(node.args).count(own) for node in nodes) > 1:
         return False
     if own.op == "call_function" and own.target not in (F.relu, *SUMS):
         return False
     if own.op != "call_function" and not isinstance(_layer(module, own), (*FRESH, SumInto)):
         return False
-    others = [user for user in own.users if user is not node]
-    return all(user < node and isinstance(_layer(module, user), FRESH[:-1]) for user in others)
+    others = [user for user in own.users if user not in nodes]
+    return all(user < nodes[-1] and isinstance(_layer(module, user), READERS) for user in others)
 
 
 def _shape(node: Any) -> Any:
