@@ -40,6 +40,8 @@ commands:
   COMMAND
     train     train and prune a network, or resume a run
     demo      a first look: prune a small network on digits, under three minutes on a CPU
+    export    write a run's network for use elsewhere, checked
+    profile   measure a network: size, multiply-adds, latency; dense, pruned and compact
     data      fetch a data set
     describe  count the parameters of networks by kind
 
@@ -48,6 +50,7 @@ try:
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
+  gibbsprune export runs/… --format onnx --compact     the network, smaller, for ONNX Runtime
 """
 
 DESCRIBE = """\

@@ -64,7 +64,7 @@ def test_same_function_whatever_is_chosen(name: str, monkeypatch: pytest.MonkeyP
         model, x, _ = made(name, structure, 0.8, 1)
         small = compact(model, x, True, "speed")
         for turn in range(3):
-            monkeypatch.setattr(acceleration, "timed", lambda ways, rounds, t=turn: favour(ways, t))
+            monkeypatch.setattr(acceleration, "timed", lambda ways, rounds, clock, t=turn: favour(ways, t))
             fast = accelerate(small, x)
             assert_same(model, fast, x)
             assert_same(model, fast, x)

@@ -2,14 +2,18 @@
 
 from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.compaction import CompactReport, compact
+from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 
 __all__ = [
     "AccelerateReport",
     "CompactReport",
+    "ExportReport",
     "PackedSize",
     "accelerate",
     "compact",
+    "export_onnx",
+    "export_pt2",
     "load_packed",
     "packed_size",
     "save_packed",

@@ -27,6 +27,7 @@ from gibbsprune.export.plan import AddBorders
 from gibbsprune.export.reuse import last_reader, reuse_memory
 from gibbsprune.export.tracing import difference, traced
 
+Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
 GAIN = 0.93  # of the plain time: what is not faster than this stays plain
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -57,7 +58,12 @@ class AccelerateReport:
         return "\n".join([head, *([self.note] if self.note else []), *lines])
 
 
-def accelerate(model: nn.Module, example_inputs: Tensor | Sequence[Any], rounds: int = 7) -> nn.Module:
+def accelerate(
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Any],
+    rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+) -> nn.Module:
     """A copy of ``model`` for inference on this CPU, at inputs like these, with torch's present number of threads.
 
     Args:
@@ -65,6 +71,8 @@ def accelerate(model: nn.Module, example_inputs: Tensor | Sequence[Any], rounds:
         example_inputs: one input, or the sequence of the arguments of ``forward``. The batch size matters: what
             is fastest for one image is not for a hundred.
         rounds: how often each way is timed.
+        clock: what tells the seconds. On a machine busy with other work, ``time.process_time`` with one thread of
+            torch's is steadier.
 
     Returns:
         A module without gradients, with an :class:`AccelerateReport` as its ``report``. Where nothing is faster, it
@@ -84,11 +92,11 @@ def accelerate(model: nn.Module, example_inputs: Tensor | Sequence[Any], rounds:
             traced(copy.deepcopy(original), inputs)
         except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
             note = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
-            alone = timed({"": partial(original, *inputs)}, rounds)[""]
+            alone = timed({"": partial(original, *inputs)}, rounds, clock)[""]
             return _reported(original, AccelerateReport(alone, alone, "contiguous", note=note))
-        options = [_accelerated(original, inputs, name, rounds) for name in _formats(original, inputs)]
+        options = [_accelerated(original, inputs, name, (rounds, clock)) for name in _formats(original, inputs)]
         right = [(m, c, f) for m, c, f in options if difference(expected, m(*copy.deepcopy(inputs))) <= 1e-4]
-        took = timed({"": partial(original, *inputs)} | {f: partial(m, *inputs) for m, _, f in right}, rounds)
+        took = timed({"": partial(original, *inputs)} | {f: partial(m, *inputs) for m, _, f in right}, rounds, clock)
     best = min(took, key=lambda name: took[name])
     if best == "":
         note = "nothing was faster as a whole than the network as it was"
@@ -97,7 +105,9 @@ def accelerate(model: nn.Module, example_inputs: Tensor | Sequence[Any], rounds:
     return _reported(module, AccelerateReport(took[""], took[best], found, choices))
 
 
-def timed(ways: dict[str, Callable[[], Any]], rounds: int, hopeless: float = 1.6) -> dict[str, float]:
+def timed(
+    ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], hopeless: float = 1.6
+) -> dict[str, float]:
     """The least milliseconds of each way, in interleaved rounds after one to warm up, the first way being the rule.
 
     The least, because whatever else the machine does can only lengthen a measurement. A way that takes
@@ -107,10 +117,10 @@ def timed(ways: dict[str, Callable[[], Any]], rounds: int, hopeless: float = 1.6
     left = dict(ways)
     for turn in range(rounds + 1):
         for name, way in left.items():
-            start = time.perf_counter()
+            start = clock()
             way()
             if turn:
-                took[name].append(1e3 * (time.perf_counter() - start))
+                took[name].append(1e3 * (clock() - start))
         if turn == 1:
             limit = hopeless * took[next(iter(ways))][0]
             left = {name: way for name, way in left.items() if took[name][0] <= limit}
@@ -129,7 +139,7 @@ def _formats(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
 
 
 def _accelerated(
-    model: nn.Module, inputs: tuple[Any, ...], memory_format: str, rounds: int
+    model: nn.Module, inputs: tuple[Any, ...], memory_format: str, timing: Timing
 ) -> tuple[nn.Module, list[Choice], str]:
     """The network in one memory format, each of its layers computed in its fastest way."""
     kind = FORMATS[memory_format]
@@ -140,7 +150,7 @@ def _accelerated(
     module = traced(root, inputs)
     _move_borders(module)
     sites = {site.nodes[0]: site for node in module.graph.nodes if (site := _site(module, node)) is not None}
-    chooser = _Chooser(module, sites, rounds)
+    chooser = _Chooser(module, sites, timing)
     chooser.run(*copy.deepcopy(inputs))
     for site, executor in chooser.chosen:
         site.replace(module, executor)
@@ -240,9 +250,9 @@ def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
 class _Chooser(fx.Interpreter):
     """Runs the network once, and times at every site the ways to compute it, at the inputs that come by."""
 
-    def __init__(self, module: fx.GraphModule, sites: dict[fx.Node, _Site], rounds: int) -> None:
+    def __init__(self, module: fx.GraphModule, sites: dict[fx.Node, _Site], timing: Timing) -> None:
         super().__init__(module)
-        self.starts, self.rounds = {site.nodes[-1]: site for site in sites.values()}, rounds
+        self.starts, self.timing = {site.nodes[-1]: site for site in sites.values()}, timing
         self.chosen: list[tuple[_Site, nn.Module]] = []
         self.choices: list[Choice] = []
         self.garbage_collect_values = False
@@ -274,7 +284,7 @@ class _Chooser(fx.Interpreter):
             candidate.own = own  # type: ignore[assignment]
         if len(candidates) == 1:
             return
-        took = timed({name: partial(c, *args) for name, c in candidates.items()}, self.rounds)
+        took = timed({name: partial(c, *args) for name, c in candidates.items()}, *self.timing)
         best = min(took, key=lambda name: took[name])
         if took[best] <= GAIN * took["plain"]:
             self.chosen.append((site, candidates[best]))
