@@ -8,7 +8,7 @@ Torch-Pruning, and what that does to the output; the sparse ways for 95 % weight
 
 All forms are timed in interleaved rounds; medians are printed, and ratios to the faster of the two memory formats of
 the dense network. ``--clock cpu`` counts the processor time of one thread, which other work on the machine disturbs
-least; ``--clock wall`` counts seconds. Torch-Pruning is optional: pip install torch-pruning.
+least; ``--clock wall`` counts seconds. Torch-Pruning is optional: the extra ``bench``.
 """
 
 from __future__ import annotations
