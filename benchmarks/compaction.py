@@ -124,13 +124,14 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def filters(model: nn.Module) -> int:
-    """Filters left in the blocks' convolutions, projections not counted."""
-    found = 0
+def filters(model: nn.Module) -> tuple[int, int]:
+    """Filters in the blocks' convolutions, projections not counted: all that are stored, and those not zero."""
+    stored = live = 0
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d) and name.startswith("blocks.") and not name.endswith("shortcut"):
-            found += int(module.weight.flatten(1).ne(0).any(1).sum())
-    return found
+            stored += len(module.weight)
+            live += int(module.weight.flatten(1).ne(0).any(1).sum())
+    return stored, live
 
 
 def sparse_layers(options: Any) -> dict[str, Any]:
@@ -208,11 +209,12 @@ def main() -> None:
     theirs = by_torch_pruning(pruned, options.sparsity, x)
     if theirs is not None:
         forms["torch-pruning"] = theirs
-    networks = {
-        name: {"parameters": parameters(m), "filters": filters(m), "output changed by": change(pruned, m, options.size)}
-        for name, m in forms.items()
-        if name != "dense, folded"
-    }
+    networks = {}
+    for name, model in forms.items():
+        if name != "dense, folded":
+            stored, live = filters(model)
+            row = {"parameters": parameters(model), "filters stored": stored, "filters not zero": live}
+            networks[name] = {**row, "output changed by": change(pruned, model, options.size)}
     for name, row in networks.items():
         print(f"{name:20}", row)
     clock = CLOCKS[options.clock]

@@ -101,7 +101,9 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     from gibbsprune.export.profile_report import draw_profile, layers_table, totals_table
 
     found = profile(forms, x, rounds=options.rounds)
-    lines = [f"{title}, images of {'×'.join(map(str, x.shape[1:]))}, {torch.get_num_threads()} threads", ""]
+    threads = torch.get_num_threads()
+    images = "×".join(map(str, x.shape[1:]))
+    lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]
     lines.append(totals_table(found))
     if options.layers:
         lines += ["", layers_table(found)]
