@@ -153,6 +153,7 @@ def test_gaps_past_255_and_the_shortest_way() -> None:
             positions(way, 1, code, 100)
 
 
+@pytest.mark.slow
 def test_a_trained_resnet56_keeps_its_accuracy_as_float16(tmp_path: Path) -> None:
     """95 % of the weights pruned, trained on digits: a fifteenth of the file, the same accuracy to 0.05 points."""
     pytest.importorskip("sklearn")
