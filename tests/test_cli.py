@@ -41,6 +41,8 @@ commands:
     train     train and prune a network, or resume a run
     compare   train all methods on one task: one table, one picture
     demo      a first look: prune a small network on digits, under three minutes on a CPU
+    export    write a run's network for use elsewhere, checked
+    profile   measure a network: size, multiply-adds, latency; dense, pruned and compact
     data      fetch a data set
     describe  count the parameters of networks by kind
     suite     the paper's evaluation: list, run, see where it stands
@@ -52,6 +54,7 @@ try:
   gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
+  gibbsprune export runs/… --format onnx --compact     the network, smaller, for ONNX Runtime
 """
 
 DESCRIBE = """\

@@ -1,5 +1,6 @@
 """The packed file: identical models back, small files, and refusals in one sentence."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 from gibbsprune import UserError, load_packed, save_packed
 from gibbsprune.export.packed import packed_size
 from gibbsprune.export.packing import Positions, gaps, positions
+from gibbsprune.export.runs import accuracy, load_run
 from gibbsprune.models import build
+from gibbsprune.training import run
+from gibbsprune.training.progress import PlainProgress
+from gibbsprune.training.spec import RunSpec
 
 pytest.importorskip("safetensors")
 
@@ -146,3 +151,19 @@ def test_gaps_past_255_and_the_shortest_way() -> None:
     for way, code in (("mask", np.zeros(3, np.uint8)), ("index", np.full(2, 200, np.uint8)), ("odd", gaps(kept))):
         with pytest.raises(ValueError):
             positions(way, 1, code, 100)
+
+
+@pytest.mark.slow
+def test_a_trained_resnet56_keeps_its_accuracy_as_float16(tmp_path: Path) -> None:
+    """95 % of the weights pruned, trained on digits: a fifteenth of the file, the same accuracy to 0.05 points."""
+    pytest.importorskip("sklearn")
+    spec = RunSpec(data="digits", model="resnet56", sparsity=0.95, epochs=2)
+    run.start([spec], tmp_path / "run", "cpu", progress=PlainProgress(io.StringIO()))
+    found = load_run(tmp_path / "run")
+    save_packed(found.model, tmp_path / "net", "float16")
+    size = packed_size(tmp_path / "net", found.model)
+    assert size.packed * 15 <= size.dense
+    back = load_packed(tmp_path / "net", build("resnet56", 10, 1)).eval()
+    before, after = (accuracy(model, found.images, found.labels) for model in (found.model, back))
+    assert before > 0.2
+    assert abs(after - before) <= 0.0005

@@ -1,7 +1,7 @@
 """gibbsprune: train a network and prune it at the same time, by sampling masks from an annealed Gibbs distribution."""
 
 from .errors import UserError
-from .export import compact, load_packed, packed_size, save_packed
+from .export import accelerate, compact, export_onnx, export_pt2, load_packed, packed_size, save_packed
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
@@ -29,9 +29,12 @@ __all__ = [
     "Structure",
     "UserError",
     "Weight",
+    "accelerate",
     "compact",
     "converged_mask",
     "energy",
+    "export_onnx",
+    "export_pt2",
     "hold_zeros",
     "load_packed",
     "packed_size",

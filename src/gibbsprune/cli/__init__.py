@@ -1,4 +1,4 @@
-"""The command line, one module per command: ``train``, ``compare``, ``data``, ``describe``, ``suite``, ``report`` …
+"""The command line, one module per command: ``train``, ``compare``, ``export``, ``profile``, ``suite``, ``report`` …
 
 Mistakes are told in one sentence, ``gibbsprune: <sentence>`` on standard error, with exit status 2; a run
 stopped by Ctrl-C or SIGTERM exits with 130.
@@ -23,6 +23,7 @@ try:
   gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
+  gibbsprune export runs/… --format onnx --compact     the network, smaller, for ONNX Runtime
 """
 
 
@@ -35,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import compare, data, demo, describe, report, suite, train
+    from gibbsprune.cli import compare, data, demo, describe, export, profile, report, suite, train
 
     parser = Parser(
         prog="gibbsprune",
@@ -45,7 +46,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, compare, demo, data, describe, suite, report):
+    for module in (train, compare, demo, export, profile, data, describe, suite, report):
         module.add_parser(commands)
     return parser
 

@@ -34,12 +34,26 @@ def handle(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # images of 8×8 pixels give several threads nothing to do but wait for each other
     try:
         dense, gibbs = (_run(method, options) for method in ("dense", "gibbs"))
+        print()
+        print(comparison(dense.results[0], gibbs.results[0]))
+        print()
+        print(_profile(gibbs.folder))
     finally:
         torch.set_num_threads(threads)
-    print()
-    print(comparison(dense.results[0], gibbs.results[0]))
     print(closing(gibbs.folder))
     return 0
+
+
+def _profile(folder: Path) -> str:
+    """What the pruned network costs, beside the dense one; why not, where it cannot be measured."""
+    from gibbsprune.cli.profile import report, run_forms
+
+    try:
+        title, forms, images, path = run_forms(folder)
+        options = argparse.Namespace(rounds=15, layers=False)
+        return report(title, forms, images, path / "profile.png", options)
+    except UserError as error:
+        return f"No profile: {error}"
 
 
 def _run(method: str, options: argparse.Namespace) -> Any:
@@ -89,7 +103,9 @@ def closing(folder: Path) -> str:
 Look at   {folder / "summary.md"}      the run in words, tables and pictures
           {folder / "masks.png"}       one layer's mask as it freezes
           {folder / "annealing.png"}   β rises, the drawn masks settle
+          {folder / "profile.png"}     what the pruned network costs, beside the dense one
 Try next  gibbsprune train --model resnet8 --sparsity 0.95              prune harder
           gibbsprune train --model resnet8 --structure filter --sparsity 0.75   remove whole filters
           gibbsprune train --model resnet8 --seeds 0-3                  four runs as one fleet
+          gibbsprune export {folder} --format onnx --compact            take the network elsewhere
           gibbsprune data get cifar10                                   then train on the real thing"""

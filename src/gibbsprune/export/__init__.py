@@ -1,6 +1,20 @@
-"""What is left after pruning, made really smaller: compact networks and packed files."""
+"""What is left after pruning, made really smaller and faster: compact networks, packed files, faster execution."""
 
+from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.compaction import CompactReport, compact
+from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 
-__all__ = ["CompactReport", "PackedSize", "compact", "load_packed", "packed_size", "save_packed"]
+__all__ = [
+    "AccelerateReport",
+    "CompactReport",
+    "ExportReport",
+    "PackedSize",
+    "accelerate",
+    "compact",
+    "export_onnx",
+    "export_pt2",
+    "load_packed",
+    "packed_size",
+    "save_packed",
+]

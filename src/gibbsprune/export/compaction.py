@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.classify import function_name, rule_of
-from gibbsprune.export.layers import CONVOLUTIONS, Rule
-from gibbsprune.export.plan import LeftAlone, Plan, Scatter, SumInto, ease
+from gibbsprune.export.classify import rule_of
+from gibbsprune.export.folding import fold_batch_norms
+from gibbsprune.export.layers import CONVOLUTIONS
+from gibbsprune.export.plan import LeftAlone, Plan, ease
+from gibbsprune.export.reuse import reuse_memory
+from gibbsprune.export.tracing import difference, traced
 
+PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
 
 
@@ -43,50 +45,55 @@ class CompactReport:
         return "\n".join(lines + [f"left alone: {name}, because {reason}" for name, reason in self.left.items()])
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (Scatter, SumInto)) or super().is_leaf_module(m, module_qualified_name)
-
-
-def compact(model: nn.Module, example_inputs: Tensor | Sequence[Any]) -> nn.Module:
+def compact(
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Any],
+    fold_batch_norm: bool = False,
+    prefer: str = "size",
+) -> nn.Module:
     """The same function of eval mode in fewer channels; ``model`` itself is not changed.
 
     Args:
         model: a finalized model, whose pruned weights are exact zeros.
         example_inputs: one input, or the sequence of the arguments of ``forward``. Other batch sizes work too, and
             other image sizes where the model takes them.
+        fold_batch_norm: put batch norms into the convolution or dense layer before them, where there is one.
+        prefer: "size" computes only live channels and scatters them into residual sums; "speed" lets a layer compute
+            the constant ones too where that is cheaper than scattering, which costs parameters and saves time.
 
     Returns:
         An ordinary module in eval mode, with a :class:`CompactReport` as its ``report``. A model that cannot be
         traced comes back as a copy, and the report says why.
     """
+    if prefer not in PREFERENCES:
+        raise UserError(f"prefer is '{prefer}'; allowed are {' and '.join(PREFERENCES)}.")
     if any(parametrize.is_parametrized(module) for module in model.modules()):
         raise UserError("the model still carries masks: finalize it before compacting.")
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     before = sum(p.numel() for p in model.parameters())
     original = copy.deepcopy(model).eval()
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
         expected = original(*copy.deepcopy(inputs))
         root = copy.deepcopy(original)
         try:
-            module = fx.GraphModule(root, _Tracer().trace(root))
-            _without_in_place(module)
-            ShapeProp(module).propagate(*copy.deepcopy(inputs))
+            module = traced(root, inputs)
         except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
             reason = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
             return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         try:
-            left = _shrink(module, like)
-            difference = _difference(expected, module.eval()(*copy.deepcopy(inputs)))
-            same = difference <= max(TOLERANCE, 16 * torch.finfo(like.dtype).eps)
-            reason = f"the smaller network would differ by {difference:.1e} of the output's scale"
+            left = fold_batch_norms(module) if fold_batch_norm else {}
+            left |= _shrink(module, like, prefer)
+            reuse_memory(module)
+            found = difference(expected, module.eval()(*copy.deepcopy(inputs)))
+            same = found <= max(TOLERANCE, 16 * torch.finfo(like.dtype).eps)
+            reason = f"the smaller network would differ by {found:.1e} of the output's scale"
         except Exception as error:  # a graph that no rule foresaw: the model stays right, and the report tells
             same, reason = False, f"its graph cannot be made smaller ({type(error).__name__}: {error})"
     if not same:
         return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
     after = sum(p.numel() for p in module.parameters())
-    return _reported(module, CompactReport(before, after, difference, left))
+    return _reported(module, CompactReport(before, after, found, left))
 
 
 def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
@@ -94,14 +101,14 @@ def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
     return module
 
 
-def _shrink(module: fx.GraphModule, like: Tensor) -> dict[str, str]:
+def _shrink(module: fx.GraphModule, like: Tensor, prefer: str) -> dict[str, str]:
     """Forwards, backwards, edit; what was left alone, with the reason."""
     graph = module.graph
     graph.eliminate_dead_code()
-    plan = Plan(module, like.device, like.dtype)
+    plan = Plan(module, like.device, like.dtype, prefer)
     nodes = list(graph.nodes)
     calls = Counter(node.target for node in nodes if node.op == "call_module")
-    rules: dict[fx.Node, Rule] = {}
+    rules = plan.rules
     left: dict[str, str] = {}
     for node in nodes:
         try:
@@ -133,8 +140,7 @@ def _shrink(module: fx.GraphModule, like: Tensor) -> dict[str, str]:
                 if part in plan.facts:
                     full = torch.ones_like(plan.facts[part].live)
                     node.replace_input_with(part, plan.align(node, part, full, plan.facts[part].axis))
-    for node, base in plan.same.items():
-        node.replace_all_uses_with(base)
+    plan.finish()
     graph.eliminate_dead_code()
     graph.lint()
     module.recompile()
@@ -175,42 +181,3 @@ def _full_shape(plan: Plan, node: fx.Node) -> None:
         plan.turn(node, "call_function", operator.getitem, shape, *(index or node.kwargs.values()))
     else:
         node.replace_all_uses_with(shape)
-
-
-def _without_in_place(module: fx.GraphModule) -> None:
-    """The same graph without operations that overwrite their input; later readers of that read the result."""
-    in_place = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
-    for node in list(module.graph.nodes):
-        name = function_name(node) if node.op in ("call_function", "call_method") else ""
-        layer = module.get_submodule(node.target) if node.op == "call_module" else None
-        if node.target in in_place:
-            node.target = in_place[node.target]
-        elif layer is not None and getattr(layer, "inplace", False) is True:
-            node.meta["in_place"] = True
-        elif node.kwargs.get("inplace") is True:
-            node.kwargs = {**node.kwargs, "inplace": False}
-        elif name.endswith("_") and not name.endswith("__") and node.op == "call_method":
-            node.target = name[:-1]
-        elif name.endswith("_") and hasattr(torch, name[:-1]):
-            node.target = getattr(torch, name[:-1])
-        else:
-            continue
-        seen = False
-        for user in list(module.graph.nodes):
-            if seen and node.args[0] in user.all_input_nodes:
-                user.replace_input_with(node.args[0], node)
-            seen = seen or user is node
-    for node in module.graph.nodes:
-        if node.meta.pop("in_place", False):
-            setattr(module.get_submodule(node.target), "inplace", False)  # noqa: B010
-    module.recompile()
-
-
-def _difference(expected: Any, found: Any) -> float:
-    """max |a − b| / max |a| over all tensors of two outputs."""
-    worst = 0.0
-    for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
-        if isinstance(a, Tensor) and a.numel():
-            scale = float(a.double().abs().max()) or 1.0
-            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
-    return worst

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.layers import Rule
-from gibbsprune.export.plan import Facts, LeftAlone, Plan, SumInto, ease, moves, shape_of
+from gibbsprune.export.layers import Mix, Norm, Rule
+from gibbsprune.export.plan import SCATTER_COST, Facts, LeftAlone, Plan, SumInto, ease, moves, shape_of
 
 
 class ChannelWise(Rule):
@@ -152,6 +152,24 @@ class Sum(Product):
 
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node, operator.add)
+
+    def wants(self, wanted: Tensor) -> list[Tensor]:
+        asked = super().wants(wanted)
+        if self.plan.prefer == "size" or any(self.shared):
+            return asked
+        return [
+            wanted if self._cheap(part, wanted, part_wanted) else part_wanted
+            for part, part_wanted in zip(self.inputs, asked)
+        ]
+
+    def _cheap(self, part: fx.Node, wanted: Tensor, asked: Tensor) -> bool:
+        """Whether the layer behind a branch computes the constants too at less than the cost of scattering."""
+        rule = self.plan.rules.get(part)
+        while isinstance(rule, (Norm, ChannelWise)) and len(rule.inputs[0].users) == 1:
+            rule = self.plan.rules.get(rule.source)
+        if not isinstance(rule, Mix) or len(rule.node.users) > 1:
+            return False
+        return rule.cost(int(wanted.sum())) - rule.cost(int(asked.sum())) <= SCATTER_COST * int(wanted.sum())
 
     def edit(self, wanted: Tensor) -> Tensor:
         plan, node = self.plan, self.node

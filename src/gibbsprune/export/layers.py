@@ -3,7 +3,8 @@
 A layer y_o = b_o + Σ_c W_oc * x_c (* a convolution, or a product) whose input channel c is constant v_c and is
 not kept adds Σ_c v_c (W_oc * 1) to its output. Without zero padding that is a number, and goes into the bias. With
 zero padding W_oc * 1 is smaller at the borders; then one constant input channel d with v_d ≠ 0 is kept to carry
-them all: W_od ← W_od + Σ_c W_oc v_c / v_d, tap by tap, which is exact at every place and for every input size.
+them all: W_od ← W_od + Σ_c W_oc v_c / v_d, tap by tap, which is exact at every place and for every input size. Where
+that one channel more would be dear, Σ_c W_oc v_c * 1 is computed once for the image's size and added as a map.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from gibbsprune.export.plan import Facts, LeftAlone, Plan, carrier, ease, shape_of
+from gibbsprune.export.plan import LANES, AddBorders, Facts, LeftAlone, Plan, carrier, ease, shape_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -44,7 +45,8 @@ class Rule:
         raise NotImplementedError
 
 
-def _parameter(old: Any, new: Tensor) -> nn.Parameter:
+def parameter(old: Any, new: Tensor) -> nn.Parameter:
+    """New values for a parameter, of its type."""
     return nn.Parameter(new.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
 
 
@@ -82,9 +84,18 @@ class Mix(Rule):
     def wants(self, wanted: Tensor) -> list[Tensor]:
         read = self.reach[wanted].any(0)
         channels = read & self.given.live
-        if self.bordered and (read & self.given.value.ne(0)).any():
+        if self.bordered and (read & self.given.value.ne(0)).any() and not self.mapped(int(channels.sum())):
             channels[carrier(self.given, torch.ones_like(read))] = True
         return [channels]
+
+    def mapped(self, channels: int) -> bool:
+        """Whether constants at borders come as a map: where one more channel would open another set of lanes."""
+        return not self.transposed and channels > 0 and channels % LANES == 0
+
+    def cost(self, outputs: int) -> int:
+        """Multiply-adds at one place of the output, with this many outputs, for the live inputs."""
+        taps = self.weight[0, 0].numel() if not self.dense else 1
+        return -(-outputs // LANES) * LANES * taps * int((self.reach.any(0) & self.given.live).sum())
 
     def edit(self, wanted: Tensor) -> Tensor:
         kept = self.plan.kept_on(self.source, self.given.axis)
@@ -93,13 +104,17 @@ class Mix(Rule):
         bias = None if layer.bias is None else layer.bias.detach().cpu().double()[wanted]
         if self.bordered and shift.ne(0).any():
             channel = carrier(self.given, kept)
-            weight[:, int(kept[:channel].sum())] += shift / self.given.value[channel]
+            if kept[channel] and self.given.value[channel].ne(0):
+                weight[:, int(kept[:channel].sum())] += shift / self.given.value[channel]
+            else:
+                options = (layer.stride, layer.padding, layer.dilation)
+                self.plan.borders[self.node] = AddBorders(shift[:, None].to(self.plan.dtype), *options)
         elif shift.ne(0).any():
             bias = shift.reshape(len(shift), -1).sum(1) + (0 if bias is None else bias)
         device = layer.weight.device
-        layer.weight = _parameter(layer.weight, (weight.transpose(0, 1) if self.transposed else weight).to(device))
+        layer.weight = parameter(layer.weight, (weight.transpose(0, 1) if self.transposed else weight).to(device))
         if bias is not None:
-            layer.bias = _parameter(layer.weight, bias.to(device))
+            layer.bias = parameter(layer.weight, bias.to(device))
         _resize(layer, int(kept.sum()), int(wanted.sum()))
         return wanted
 
@@ -144,8 +159,8 @@ class Grouped(Rule):
         self.node.replace_input_with(self.source, self.plan.align(self.node, self.source, inputs, 1))
         rows = outputs.to(layer.weight.device)
         if layer.bias is not None:
-            layer.bias = _parameter(layer.bias, layer.bias.detach()[rows])
-        layer.weight = _parameter(layer.weight, layer.weight.detach()[rows])
+            layer.bias = parameter(layer.bias, layer.bias.detach()[rows])
+        layer.weight = parameter(layer.weight, layer.weight.detach()[rows])
         layer.groups = int(groups.sum())
         _resize(layer, int(inputs.sum()), int(outputs.sum()))
         return outputs
@@ -180,7 +195,7 @@ class Norm(Rule):
         for name in ("weight", "bias", "running_mean", "running_var"):
             value = getattr(layer, name, None)
             if isinstance(value, nn.Parameter):
-                setattr(layer, name, _parameter(value, value.detach()[kept.to(value.device)]))
+                setattr(layer, name, parameter(value, value.detach()[kept.to(value.device)]))
             elif value is not None:
                 setattr(layer, name, value[kept.to(value.device)].clone())
         count = "num_parameters" if isinstance(layer, nn.PReLU) else "num_features"

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 DENSE_ENOUGH = 0.8  # from this share of live channels on, computing the few constants is cheaper than scattering
+SCATTER_COST = 128  # multiply-adds at one place that cost as much as scattering one channel (benchmarks/README.md)
+LANES = 16  # channels that a CPU computes at once: the last few up to a multiple of it are free
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,14 @@ def ease(target: Tensor, live: Tensor) -> Tensor:
 class Plan:
     """Facts, wants and kept channels of every node, and the edits that make the graph smaller."""
 
-    def __init__(self, module: fx.GraphModule, device: torch.device, dtype: torch.dtype) -> None:
-        self.module, self.device, self.dtype = module, device, dtype
+    def __init__(self, module: fx.GraphModule, device: torch.device, dtype: torch.dtype, prefer: str) -> None:
+        self.module, self.device, self.dtype, self.prefer = module, device, dtype, prefer
+        self.rules: dict[fx.Node, Any] = {}
         self.facts: dict[fx.Node, Facts] = {}
         self.wanted: dict[fx.Node, Tensor] = {}
         self.kept: dict[fx.Node, Tensor] = {}
         self.same: dict[fx.Node, fx.Node] = {}  # sums whose other branch vanished
+        self.borders: dict[fx.Node, nn.Module] = {}  # what zero padding leaves to add to a layer's output
 
     def facts_on(self, node: fx.Node, axis: int) -> Facts:
         """The facts of a node whose channels lie along ``axis``; one without facts is live throughout."""
@@ -113,6 +118,16 @@ class Plan:
 
     def turn(self, node: fx.Node, op: str, target: Any, *args: Any) -> None:
         node.op, node.target, node.args, node.kwargs = op, target, args, {}
+
+    def finish(self) -> None:
+        """The edits that replace one node by another, when no rule speaks of either any more."""
+        for node, base in self.same.items():
+            node.replace_all_uses_with(base)
+        for node, module in self.borders.items():
+            with self.module.graph.inserting_after(node):
+                added = self.module.graph.call_module(self._add(node, module))
+            node.replace_all_uses_with(added)
+            added.args = (node, node.args[0])
 
     def _add(self, user: fx.Node, module: nn.Module) -> str:
         name = f"channels_{user.name}"
@@ -174,12 +189,46 @@ class SumInto(nn.Module):
         self.register_buffer("base", base)
         self.register_buffer("source", source)
         self.register_buffer("position", position)
+        self.reuse = False  # whether ``a`` may be overwritten
 
     def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        own = self.reuse and not (torch.is_grad_enabled() and a.requires_grad)
         if self.base is not None:
-            a = a + self.base.view(-1, *[1] * (a.dim() - 1 - self.axis))
+            base = self.base.view(-1, *[1] * (a.dim() - 1 - self.axis))
+            a, own = a.add_(base) if own else a + base, True
         if b is None:
             return a
         if self.source is not None:
             b = b.index_select(self.axis, self.source)
-        return a + b if self.position is None else a.index_add(self.axis, self.position, b)
+        if self.position is None:
+            return a.add_(b) if own else a + b
+        return a.index_add_(self.axis, self.position, b) if own else a.index_add(self.axis, self.position, b)
+
+
+class AddBorders(nn.Module):
+    """y + Σ_c W_c * v_c for constant inputs v_c of a zero-padded convolution, a map of the image's size."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.options = (stride, padding, dilation)
+        self.reuse = False
+        self._map: tuple[Any, Tensor] | None = None  # of the last image size
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return y + self.map(x)
+        weight = self.weight
+        version = None if weight.is_inference() else weight._version
+        key = (x.shape[2:], weight.dtype, weight.device, weight.data_ptr(), version)
+        if self._map is None or self._map[0] != key:
+            self._map = (key, self.map(x))
+        own = self.reuse and not (torch.is_grad_enabled() and y.requires_grad)
+        return y.add_(self._map[1]) if own else y + self._map[1]
+
+    def map(self, x: Tensor) -> Tensor:
+        """What to add, for images of the size of ``x``."""
+        convolution: Any = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+        return convolution(x.new_ones(1, 1, *x.shape[2:]), self.weight, None, *self.options)

@@ -1,0 +1,115 @@
+"""``gibbsprune profile``: what a network costs, dense against pruned against compact."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from gibbsprune.cli.values import number, whole
+from gibbsprune.errors import UserError
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``profile`` to the commands."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure a network: size, multiply-adds, latency; dense, pruned and compact",
+        description="Count and time a network, layer by layer: dense, pruned and compact, in interleaved rounds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "target", metavar="MODEL_OR_RUN", help="a run's folder, or resnet8 … or package.module:function"
+    )
+    parser.add_argument("--sparsity", type=number, metavar="P", help="of a model: prune it, untrained, by this much")
+    parser.add_argument("--structure", default="filter", metavar="NAME", help="what to prune: weight, kernel, filter")
+    parser.add_argument("--size", type=whole, default=32, metavar="N", help="of a model: images of N × N pixels (32)")
+    parser.add_argument("--rounds", type=whole, default=15, metavar="N", help="how often each form is timed (15)")
+    parser.add_argument("--threads", type=whole, metavar="N", help="torch's threads (as torch has it)")
+    parser.add_argument("--layers", action="store_true", help="print the table of layers too")
+    parser.add_argument("--out", metavar="FILE", help="the picture (profile.png in the run's folder, or here)")
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Measure, print and draw."""
+    import torch
+
+    path = Path(options.target)
+    if (path / "run.json").exists() or (path.parent / "run.json").exists():
+        if options.sparsity is not None:
+            raise UserError("--sparsity is for a model by name; a run is profiled as it was pruned")
+        title, forms, x, folder = run_forms(path)
+    elif path.is_dir():
+        raise UserError(f"{path} holds no run (it has no run.json)")
+    else:
+        title, forms, x = model_forms(options.target, options.sparsity, options.structure, options.size)
+        folder = Path()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(options.threads or before)
+        print(report(title, forms, x, Path(options.out) if options.out else folder / "profile.png", options))
+    finally:
+        torch.set_num_threads(before)
+    return 0
+
+
+def run_forms(path: Path) -> tuple[str, dict[str, Any], Any, Path]:
+    """A run's title, its network dense (newly initialised), pruned and compact, images, and its folder."""
+    from gibbsprune import data
+    from gibbsprune.export.compaction import compact
+    from gibbsprune.export.runs import load_run
+    from gibbsprune.training.network import new_model
+
+    run = load_run(path, images=128)
+    forms = {"dense": new_model(run.spec, data.load(run.spec.data)), "pruned": run.model}
+    forms["compact"] = compact(run.model, run.images[:2], fold_batch_norm=True, prefer="speed")
+    if run.spec.method == "dense":
+        del forms["pruned"]
+    return f"{run.path.name}: {run.spec.model}", forms, run.images, run.path
+
+
+def model_forms(name: str, sparsity: float | None, structure: str, size: int) -> tuple[str, dict[str, Any], Any]:
+    """An untrained network by name, dense and, where a sparsity is given, pruned and compact."""
+    import torch
+
+    from gibbsprune.export.compaction import compact
+    from gibbsprune.models import build
+    from gibbsprune.pruner import GibbsPruner
+
+    if size < 1:
+        raise UserError(f"size must be a whole number of at least 1, but {size} was given")
+    generator = torch.Generator().manual_seed(0)
+    forms = {"dense": build(name, 10, 3, generator)}
+    x = torch.randn(8, 3, size, size, generator=generator)
+    if sparsity is None:
+        return f"{name}, untrained", forms, x
+    pruned = build(name, 10, 3, torch.Generator().manual_seed(0))
+    first = next((n for n, m in pruned.named_modules() if isinstance(m, torch.nn.Conv2d)), None)
+    pruner = GibbsPruner(pruned, sparsity=sparsity, structure=structure, exclude=[first] if first else None)
+    forms["pruned"] = pruner.finalize("converged").eval()
+    forms["compact"] = compact(forms["pruned"], x[:2], fold_batch_norm=True, prefer="speed")
+    return f"{name}, untrained, {structure}s pruned at {sparsity:.0%}", forms, x
+
+
+def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: Any) -> str:
+    """Measure, draw where matplotlib is at hand, and tell."""
+    import torch
+
+    from gibbsprune.export.profile import profile
+    from gibbsprune.export.profile_report import draw_profile, layers_table, totals_table
+
+    found = profile(forms, x, rounds=options.rounds)
+    threads = torch.get_num_threads()
+    images = "×".join(map(str, x.shape[1:]))
+    lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]
+    lines.append(totals_table(found))
+    if options.layers:
+        lines += ["", layers_table(found)]
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw_profile(picture, found, title)
+        lines += ["", f"See {picture}."]
+    else:
+        lines += ["", "No picture: matplotlib is not installed (pip install 'gibbsprune[report]')."]
+    return "\n".join(lines)

@@ -1,0 +1,291 @@
+"""The same network, each layer computed in the way that this CPU was measured to be fastest at.
+
+Candidates are those of :mod:`gibbsprune.export.executors`: oneDNN's fused convolutions, narrow convolutions over
+several pixels, sparse matrices for weight-wise pruned layers; and the memory format of images. Each is timed at the
+layer's own input, in rounds beside the plain way, and taken only if it is clearly faster; and the whole network is
+timed at the end, so that what comes out is not slower than what went in.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
+
+from gibbsprune.errors import UserError
+from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
+from gibbsprune.export.plan import AddBorders
+from gibbsprune.export.reuse import last_reader, reuse_memory
+from gibbsprune.export.tracing import difference, traced
+
+Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
+GAIN = 0.93  # of the plain time: what is not faster than this stays plain
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layer that is computed in another way, and the milliseconds of the plain way and of this one."""
+
+    name: str
+    way: str
+    plain: float
+    chosen: float
+
+
+@dataclass(frozen=True)
+class AccelerateReport:
+    """Milliseconds of the whole network before and after, the format of images, and the layers that changed."""
+
+    before: float
+    after: float
+    memory_format: str
+    choices: list[Choice] = field(default_factory=list)
+    note: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.before:.2f} ms, now {self.after:.2f} ms ({self.memory_format})"
+        lines = [f"{c.name}: {c.way}, {c.plain:.3f} ms, now {c.chosen:.3f} ms" for c in self.choices]
+        return "\n".join([head, *([self.note] if self.note else []), *lines])
+
+
+def accelerate(
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Any],
+    rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+) -> nn.Module:
+    """A copy of ``model`` for inference on this CPU, at inputs like these, with torch's present number of threads.
+
+    Args:
+        model: a finalized network on the CPU; :func:`~gibbsprune.compact` it first where whole filters are pruned.
+        example_inputs: one input, or the sequence of the arguments of ``forward``. The batch size matters: what
+            is fastest for one image is not for a hundred.
+        rounds: how often each way is timed.
+        clock: what tells the seconds. On a machine busy with other work, ``time.process_time`` with one thread of
+            torch's is steadier.
+
+    Returns:
+        A module without gradients, with an :class:`AccelerateReport` as its ``report``. Where nothing is faster, it
+        is a plain copy, and the report says so.
+    """
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise UserError("the model still carries masks: finalize it before accelerating.")
+    if elsewhere := [name for name, value in model.state_dict().items() if value.device.type != "cpu"]:
+        raise UserError(f"'{elsewhere[0]}' is not on the CPU; accelerate works on CPU models only.")
+    if rounds < 1:
+        raise UserError(f"rounds is {rounds}; it must be at least 1.")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    original = copy.deepcopy(model).eval().requires_grad_(False)
+    with torch.no_grad():
+        expected = original(*copy.deepcopy(inputs))
+        try:
+            traced(copy.deepcopy(original), inputs)
+        except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
+            note = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
+            alone = timed({"": partial(original, *inputs)}, rounds, clock)[""]
+            return _reported(original, AccelerateReport(alone, alone, "contiguous", note=note))
+        options = [_accelerated(original, inputs, name, (rounds, clock)) for name in _formats(original, inputs)]
+        right = [(m, c, f) for m, c, f in options if difference(expected, m(*copy.deepcopy(inputs))) <= 1e-4]
+        took = timed({"": partial(original, *inputs)} | {f: partial(m, *inputs) for m, _, f in right}, rounds, clock)
+    best = min(took, key=lambda name: took[name])
+    if best == "":
+        note = "nothing was faster as a whole than the network as it was"
+        return _reported(original, AccelerateReport(took[""], took[""], "contiguous", note=note))
+    module, choices, found = next(option for option in right if option[2] == best)
+    return _reported(module, AccelerateReport(took[""], took[best], found, choices))
+
+
+def timed(
+    ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], hopeless: float = 1.6
+) -> dict[str, float]:
+    """The least milliseconds of each way, in interleaved rounds after one to warm up, the first way being the rule.
+
+    The least, because whatever else the machine does can only lengthen a measurement. A way that takes
+    ``hopeless`` times as long as the first in the first two rounds is not timed further.
+    """
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    left = dict(ways)
+    for turn in range(rounds + 1):
+        for name, way in left.items():
+            start = clock()
+            way()
+            if turn:
+                took[name].append(1e3 * (clock() - start))
+        if turn == 1:
+            limit = hopeless * took[next(iter(ways))][0]
+            left = {name: way for name, way in left.items() if took[name][0] <= limit}
+    return {name: min(values) for name, values in took.items()}
+
+
+def _reported(module: nn.Module, report: AccelerateReport) -> nn.Module:
+    module.report = report  # type: ignore[assignment]
+    return module
+
+
+def _formats(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
+    images = any(isinstance(x, Tensor) and x.dim() == 4 for x in inputs)
+    convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return list(FORMATS) if images and convolutions else ["contiguous"]
+
+
+def _accelerated(
+    model: nn.Module, inputs: tuple[Any, ...], memory_format: str, timing: Timing
+) -> tuple[nn.Module, list[Choice], str]:
+    """The network in one memory format, each of its layers computed in its fastest way."""
+    kind = FORMATS[memory_format]
+    root = copy.deepcopy(model)
+    if memory_format != "contiguous":
+        root = root.to(memory_format=kind)  # type: ignore[call-overload]
+        inputs = tuple(x.contiguous(memory_format=kind) if _image(x) else x for x in inputs)
+    module = traced(root, inputs)
+    _move_borders(module)
+    sites = {site.nodes[0]: site for node in module.graph.nodes if (site := _site(module, node)) is not None}
+    chooser = _Chooser(module, sites, timing)
+    chooser.run(*copy.deepcopy(inputs))
+    for site, executor in chooser.chosen:
+        site.replace(module, executor)
+    if memory_format != "contiguous":
+        for node, x in zip([n for n in module.graph.nodes if n.op == "placeholder"], inputs):
+            if _image(x):
+                with module.graph.inserting_after(node):
+                    moved = module.graph.call_method("contiguous", (node,), {"memory_format": kind})
+                node.replace_all_uses_with(moved, lambda user, moved=moved: user is not moved)
+    module.graph.lint()
+    reuse_memory(module)
+    return module, chooser.choices, memory_format
+
+
+def _move_borders(module: fx.GraphModule) -> None:
+    """Let a map at borders go into the other part of a sum, so that the convolution stands beside the sum."""
+    for node in list(module.graph.nodes):
+        layer = module.get_submodule(node.target) if node.op == "call_module" else None
+        total = _only_user(node) if isinstance(layer, AddBorders) else None
+        if total is None or total.target not in (operator.add, torch.add) or len(total.args) != 2 or total.kwargs:
+            continue
+        convolution, x = node.args
+        others = [part for part in total.args if part is not node]
+        if len(others) == 1 and isinstance(others[0], fx.Node) and _shape(others[0]) == _shape(node):
+            with module.graph.inserting_before(total):
+                moved = module.graph.call_module(node.target, (others[0], x))
+            moved.meta = dict(node.meta)
+            total.args = (convolution, moved)
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _image(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 4
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A layer and what follows it at once: a sum with ``other``, a ReLU."""
+
+    layer: Any
+    nodes: tuple[fx.Node, ...]
+    other: fx.Node | None
+    relu: bool
+
+    def replace(self, module: fx.GraphModule, executor: nn.Module) -> None:
+        """Let one node at the place of the last compute all of them."""
+        first, last = self.nodes[0], self.nodes[-1]
+        name = f"fast_{first.name}"
+        module.add_module(name, executor)
+        with module.graph.inserting_before(last):  # the sum's other part may have been replaced since
+            others = [part for part in self.nodes[1].args if part is not first] if self.other is not None else []
+            new = module.graph.call_module(name, (first.args[0], *others))
+        new.meta = dict(last.meta)
+        last.replace_all_uses_with(new)
+        for node in reversed(self.nodes):
+            module.graph.erase_node(node)
+
+
+def _site(module: fx.GraphModule, node: fx.Node) -> _Site | None:
+    """The site that begins with ``node``, if it is a layer with weights."""
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return None
+    layer = module.get_submodule(str(node.target))
+    if type(layer) not in (nn.Conv2d, nn.Linear):
+        return None
+    nodes, other = [node], None
+    follower = _only_user(node)
+    if follower is not None and follower.target in (operator.add, torch.add) and len(follower.args) == 2:
+        parts = [part for part in follower.args if part is not node]
+        same = len(parts) == 1 and isinstance(parts[0], fx.Node) and not follower.kwargs
+        if same and _shape(parts[0]) == _shape(node):
+            other = parts[0]
+            nodes.append(follower)
+            follower = _only_user(follower)
+    relu = follower is not None and _is_relu(module, follower)
+    if relu:
+        nodes.append(follower)  # type: ignore[arg-type]
+    return _Site(layer, tuple(nodes), other, relu)  # type: ignore[arg-type]
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _shape(node: Any) -> Any:
+    meta = node.meta.get("tensor_meta")
+    return tuple(meta.shape) if meta is not None and hasattr(meta, "shape") else None
+
+
+def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return type(module.get_submodule(str(node.target))) is nn.ReLU
+    return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
+
+
+class _Chooser(fx.Interpreter):
+    """Runs the network once, and times at every site the ways to compute it, at the inputs that come by."""
+
+    def __init__(self, module: fx.GraphModule, sites: dict[fx.Node, _Site], timing: Timing) -> None:
+        super().__init__(module)
+        self.starts, self.timing = {site.nodes[-1]: site for site in sites.values()}, timing
+        self.chosen: list[tuple[_Site, nn.Module]] = []
+        self.choices: list[Choice] = []
+        self.garbage_collect_values = False
+        self.graph_module = module
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n in self.starts:
+            self._choose(self.starts[n], result)
+        return result
+
+    def _choose(self, site: _Site, result: Tensor) -> None:
+        source: Any = site.nodes[0].args[0]
+        x = self.env[source]
+        other = None if site.other is None else self.env[site.other].clone()
+        own = other is not None and last_reader(self.graph_module, site.nodes, site.other)
+        candidates: dict[str, nn.Module] = {"plain": Plain(site.layer, site.relu)}
+        if Fused.takes(site.layer, x) and len(site.nodes) > 1:
+            candidates["fused"] = Fused(site.layer, site.relu)
+        for pixels in Lanes.options(site.layer, x, result):
+            candidates[f"{pixels} pixels at once"] = Lanes(site.layer, site.relu, pixels)
+        if Sparse.takes(site.layer, x):
+            candidates["sparse"] = Sparse(site.layer, site.relu)
+        args = (x,) if other is None else (x, other)
+        for name in list(candidates)[1:]:
+            if not difference(result, candidates[name](*args)) <= 1e-4:
+                del candidates[name]
+        for candidate in candidates.values():
+            candidate.own = own  # type: ignore[assignment]
+        if len(candidates) == 1:
+            return
+        took = timed({name: partial(c, *args) for name, c in candidates.items()}, *self.timing)
+        best = min(took, key=lambda name: took[name])
+        if took[best] <= GAIN * took["plain"]:
+            self.chosen.append((site, candidates[best]))
+            self.choices.append(Choice(str(site.nodes[0].target), best, took["plain"], took[best]))

@@ -1,0 +1,178 @@
+"""A network as an ONNX file, checked with ONNX Runtime against PyTorch before it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from gibbsprune.errors import UserError
+from gibbsprune.export.tracing import difference
+from gibbsprune.training.checkpoint import write_atomic
+
+DTYPES = ("float32", "float16")
+TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """The size of the file, and max |difference| / max |output| to PyTorch, the worst of several batch sizes."""
+
+    size: int
+    difference: float
+
+
+def export_onnx(
+    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], path: str | os.PathLike[str], dtype: str = "float32"
+) -> ExportReport:
+    """Write the eval mode of a finalized model to ``path``, with a free batch size.
+
+    The file is run with ONNX Runtime on the example inputs, at their batch size, at one and at three more, and
+    refused if it differs from PyTorch. ``dtype`` is that of the stored weights: with "float16" the file is half as
+    large, and its runtime still computes in float32. Inputs are called "input", or "input_0", "input_1" and so on.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is '{dtype}'; allowed for ONNX are {' and '.join(DTYPES)}.")
+    onnx, runtime = _packages()
+    model, inputs = prepared(model, example_inputs)
+    names = ["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))]
+    with quiet(), torch.no_grad():
+        shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
+        try:
+            program = torch.onnx.export(
+                model, inputs, dynamo=True, dynamic_shapes=shapes, input_names=names, verbose=False
+            )
+        except Exception as error:  # of the exporter's many steps
+            raise UserError(f"the model cannot be exported to ONNX: {first_line(error)}") from error
+    assert program is not None
+    proto = program.model_proto
+    if dtype == "float16":
+        _halve(onnx, proto)
+    content = proto.SerializeToString()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def run(*given: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(y) for y in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+
+    worst = compared(model, run, inputs)
+    if not worst <= TOLERANCE[dtype]:
+        raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
+    write_atomic(path, content)
+    return ExportReport(len(content), worst)
+
+
+def export_pt2(
+    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], path: str | os.PathLike[str]
+) -> ExportReport:
+    """Write the eval mode of a finalized model as a torch.export program, checked after reading it back."""
+    model, inputs = prepared(model, example_inputs)
+    with quiet(), torch.no_grad():
+        try:
+            shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
+            program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+        except Exception as error:  # of the exporter's many steps
+            raise UserError(f"the model cannot be exported by torch.export: {first_line(error)}") from error
+        again = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+        worst = compared(model, again, inputs)
+    if not worst <= TOLERANCE["float32"]:
+        raise UserError(f"the exported program would differ by {worst:.1e} of the output's scale; not written.")
+    write_atomic(path, buffer.getvalue())
+    return ExportReport(len(buffer.getvalue()), worst)
+
+
+def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model in eval mode on the CPU, and inputs of at least two rows; masks that are still in place are refused."""
+    import copy
+
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise UserError("the model still carries masks: finalize it before exporting.")
+    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    if not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
+        raise UserError("example_inputs must be tensors with a batch dimension.")
+    inputs = tuple(x.cpu() if len(x) > 1 else torch.cat([x, x]).cpu() for x in inputs)
+    return copy.deepcopy(model).cpu().eval(), inputs
+
+
+@torch.no_grad()
+def compared(model: nn.Module, other: Any, inputs: tuple[Tensor, ...]) -> float:
+    """The largest difference of two functions at these inputs, at one row of them, and at three rows more."""
+    count = len(inputs[0])
+    worst = 0.0
+    for rows in (torch.arange(count), torch.arange(1), torch.arange(count + 3) % count):
+        given = tuple(x[rows].contiguous() for x in inputs)
+        expected, found = pytree.tree_leaves(model(*given)), pytree.tree_leaves(other(*given))
+        if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found)):
+            return float("inf")
+        worst = max(worst, difference(expected, found))
+    return worst
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line: that of the exception behind it where there is one."""
+    behind = error.__cause__ or error
+    return next((line.strip() for line in str(behind).splitlines() if line.strip()), type(behind).__name__)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's remarks about packages that are not installed and about itself."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)
+
+
+def _packages() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  the exporter's own
+    except ImportError as error:
+        raise UserError(f"ONNX needs the package {error.name}: install gibbsprune[export].") from error
+    return onnx, onnxruntime
+
+
+def _halve(onnx: Any, proto: Any) -> None:
+    """Store float32 weights as float16, each behind a cast back to float32, which the runtime does once."""
+    import numpy as np
+
+    graph = proto.graph
+    casts = []
+    for tensor in graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.dtype != np.float32 or values.ndim < 2:
+            continue
+        if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            raise UserError(f"'{tensor.name}' has values too large for float16; export it as float32.")
+        name = tensor.name
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float16), f"{name}_half"))
+        cast = onnx.helper.make_node("Cast", [f"{name}_half"], [name], to=onnx.TensorProto.FLOAT)
+        casts.append(cast)
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    names = {cast.output[0] for cast in casts}
+    kept = [value for value in graph.value_info if value.name not in names]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)

@@ -1,0 +1,193 @@
+"""What a network costs: parameters, non-zeros, bytes, multiply-adds, and milliseconds, layer by layer and in total.
+
+Several forms of one network (dense, pruned, compact) are timed in interleaved rounds of one run, so that whatever
+else the machine does touches all of them alike; medians are reported, with the quartiles as the spread.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gibbsprune.errors import UserError
+from gibbsprune.export.layers import CONVOLUTIONS
+from gibbsprune.export.packed import packed_size, save_packed
+
+LAYERS = (nn.Linear, *CONVOLUTIONS)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds: the median of the rounds, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, milliseconds: list[float]) -> Latency:
+        if len(milliseconds) < 2:
+            return cls(*(milliseconds * 3))
+        low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
+        return cls(middle, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer with weights: its weight's shape, values, non-zeros, multiply-adds per input, and milliseconds."""
+
+    shape: tuple[int, ...]
+    parameters: int
+    nonzero: int
+    macs: int
+    latency: dict[int, Latency]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One form of a network. Latencies are by batch size; ``size`` is the packed file's, ``dense_size`` without."""
+
+    parameters: int
+    nonzero: int
+    size: int
+    dense_size: int
+    macs: int
+    latency: dict[int, Latency]
+    layers: dict[str, LayerProfile]
+
+
+def profile(
+    forms: Mapping[str, nn.Module], example_inputs: Tensor, batches: tuple[int, ...] = (1, 128), rounds: int = 15
+) -> dict[str, Profile]:
+    """Measure forms of one network at inputs like ``example_inputs``, whose rows are repeated to each batch size.
+
+    At most ``rounds`` rounds per batch size, fewer where they would take more than some ten seconds.
+    """
+    if rounds < 1 or not batches or min(batches) < 1:
+        raise UserError(f"rounds is {rounds} and batches are {batches}; all must be at least 1.")
+    forms = {name: model.eval() for name, model in forms.items()}
+    totals: dict[str, dict[int, Latency]] = {name: {} for name in forms}
+    layers: dict[str, dict[int, dict[str, Latency]]] = {name: {} for name in forms}
+    counted = {name: multiply_adds(model, example_inputs[:1]) for name, model in forms.items()}
+    for batch in batches:
+        x = example_inputs[torch.arange(batch) % len(example_inputs)].contiguous()
+        took, inside = _timed(forms, x, rounds)
+        for name in forms:
+            totals[name][batch] = Latency.of(took[name])
+            layers[name][batch] = {layer: Latency.of(values) for layer, values in inside[name].items()}
+    found = {}
+    for name, model in forms.items():
+        sizes = _sizes(model)
+        rows = {
+            layer: LayerProfile(
+                tuple(module.weight.shape),
+                sum(p.numel() for p in module.parameters()),
+                sum(int(p.count_nonzero()) for p in module.parameters()),
+                counted[name][layer],
+                {batch: layers[name][batch][layer] for batch in batches},
+            )
+            for layer, module in model.named_modules()
+            if isinstance(module, LAYERS) and layer in counted[name]
+        }
+        parameters = list(model.parameters())
+        found[name] = Profile(
+            sum(p.numel() for p in parameters),
+            sum(int(p.count_nonzero()) for p in parameters),
+            *sizes,
+            sum(counted[name].values()),
+            totals[name],
+            rows,
+        )
+    return found
+
+
+@torch.no_grad()
+def multiply_adds(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Multiply-adds per input of every convolution and dense layer, zeros included, all its calls together."""
+    found: dict[str, int] = {}
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: Any, output: Tensor) -> None:
+            if isinstance(module, nn.Linear):
+                each = output.numel() * module.in_features
+            elif getattr(module, "transposed", False):
+                each = inputs[0].numel() * module.weight[0].numel()
+            else:
+                each = output.numel() * module.weight[0].numel()
+            found[name] = found.get(name, 0) + each // len(x)
+
+        return hook
+
+    _hooked(model, lambda name, module: [module.register_forward_hook(count(name))], lambda: model(x))
+    return found
+
+
+def _hooked(model: nn.Module, register: Callable[[str, Any], list[Any]], call: Callable[[], Any]) -> None:
+    """Call with hooks on every layer with weights, and without them afterwards."""
+    handles = [h for name, m in model.named_modules() if isinstance(m, LAYERS) for h in register(name, m)]
+    try:
+        call()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def _timed(
+    forms: Mapping[str, nn.Module], x: Tensor, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
+    """Milliseconds of every form, and of its layers, in interleaved rounds after one to warm up."""
+    took: dict[str, list[float]] = {name: [] for name in forms}
+    inside: dict[str, dict[str, list[float]]] = {name: {} for name in forms}
+    begun = time.perf_counter()
+    for turn in range(rounds + 1):
+        for name, model in forms.items():
+            start = time.perf_counter()
+            model(x)
+            total = 1e3 * (time.perf_counter() - start)
+            clocks = _layer_times(model, x)
+            if turn:
+                took[name].append(total)
+                for layer, milliseconds in clocks.items():
+                    inside[name].setdefault(layer, []).append(milliseconds)
+        if turn >= min(5, rounds) and time.perf_counter() - begun > 10:
+            break
+    return took, inside
+
+
+def _layer_times(model: nn.Module, x: Tensor) -> dict[str, float]:
+    """Milliseconds in each layer during one call."""
+    spent: dict[str, float] = {}
+    started: dict[str, float] = {}
+
+    def register(name: str, module: Any) -> list[Any]:
+        def before(*_: Any) -> None:
+            started[name] = time.perf_counter()
+
+        def after(*_: Any) -> None:
+            spent[name] = spent.get(name, 0.0) + 1e3 * (time.perf_counter() - started[name])
+
+        return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    _hooked(model, register, lambda: model(x))
+    return spent
+
+
+def _sizes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of the packed float32 file and of dense safetensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "packed"
+        save_packed(model, path)
+        return os.path.getsize(path), packed_size(path, model).dense

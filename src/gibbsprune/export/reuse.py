@@ -1,0 +1,87 @@
+"""Operations that overwrite what nobody reads again, instead of filling new memory.
+
+A ReLU or a sum behind a convolution, dense layer, norm or sum writes into the tensor that it reads, where it is the
+only reader. None of those keep their output for the backward pass, so the network stays trainable. On a CPU a large
+new tensor costs more than the arithmetic that fills it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from gibbsprune.export.executors import Plain
+from gibbsprune.export.layers import CONVOLUTIONS, NORMS
+from gibbsprune.export.plan import AddBorders, SumInto
+
+READERS = (nn.Linear, *CONVOLUTIONS, *NORMS, Plain)
+FRESH = (*READERS, AddBorders)
+SUMS = (operator.add, operator.iadd, torch.add)
+
+
+def reuse_memory(module: fx.GraphModule) -> None:
+    """Make ReLUs and sums of the graph work in place where that changes nothing else."""
+    for node in module.graph.nodes:
+        if _is_relu(module, node) and _fresh(module, node.args[0]):
+            source = node.args[0]
+            node.op, node.target, node.args, node.kwargs = "call_function", F.relu, (source,), {"inplace": True}
+        elif (
+            node.op == "call_function"
+            and node.target in (operator.add, torch.add)
+            and len(node.args) == 2
+            and not node.kwargs
+        ):
+            for own, other in (node.args, node.args[::-1]):
+                if own is not other and _fresh(module, own) and _shape(own) == _shape(node) == _shape(other):
+                    node.target, node.args = operator.iadd, (own, other)
+                    break
+        elif isinstance(layer := _layer(module, node), (SumInto, AddBorders)):
+            layer.reuse = last_reader(module, (node,), node.args[0])
+        elif isinstance(layer, Plain) and len(node.args) == 2:
+            layer.own = last_reader(module, (node,), node.args[1])
+    module.recompile()
+    module.delete_all_unused_submodules()
+
+
+def _layer(module: fx.GraphModule, node: Any) -> nn.Module | None:
+    return module.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
+
+
+def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
+    if len(node.args) != 1 or set(node.kwargs) - {"inplace"}:
+        return False
+    if node.op == "call_method":
+        return node.target == "relu"
+    return node.target in (F.relu, torch.relu) or type(_layer(module, node)) is nn.ReLU
+
+
+def _fresh(module: fx.GraphModule, node: Any) -> bool:
+    """Whether a tensor is new memory, has one reader, and is not kept for the backward pass."""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    if node.op == "call_function":
+        return node.target in SUMS
+    return isinstance(_layer(module, node), (*FRESH, SumInto))
+
+
+def last_reader(module: fx.GraphModule, nodes: Sequence[fx.Node], own: Any) -> bool:
+    """Whether ``own``, which one of ``nodes`` adds to, is the network's memory, read before by layers and not later."""
+    if not isinstance(own, fx.Node) or sum(list(node.args).count(own) for node in nodes) > 1:
+        return False
+    if own.op == "call_function" and own.target not in (F.relu, *SUMS):
+        return False
+    if own.op != "call_function" and not isinstance(_layer(module, own), (*FRESH, SumInto)):
+        return False
+    others = [user for user in own.users if user not in nodes]
+    return all(user < nodes[-1] and isinstance(_layer(module, user), READERS) for user in others)
+
+
+def _shape(node: Any) -> Any:
+    """The shape and type at the example inputs, before anything was made smaller."""
+    meta = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
+    return (tuple(meta.shape), meta.dtype) if meta is not None and hasattr(meta, "shape") else object()

@@ -1,0 +1,69 @@
+"""A network as a graph of operations that overwrite nothing, with the shapes that they give."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.utils import _pytree as pytree
+
+from gibbsprune.export.classify import function_name
+from gibbsprune.export.plan import AddBorders, Scatter, SumInto
+
+
+class Tracer(fx.Tracer):
+    """torch's tracer, with our own operations as single nodes."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (Scatter, SumInto, AddBorders)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def traced(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
+    """The graph of ``model``, which it takes over. Whatever the model's own code raises then is passed on."""
+    module = fx.GraphModule(model, Tracer().trace(model))
+    _without_in_place(module)
+    ShapeProp(module).propagate(*copy.deepcopy(inputs))
+    return module
+
+
+def _without_in_place(module: fx.GraphModule) -> None:
+    """The same graph without operations that overwrite their input; later readers of that read the result."""
+    in_place = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
+    for node in list(module.graph.nodes):
+        name = function_name(node) if node.op in ("call_function", "call_method") else ""
+        layer = module.get_submodule(node.target) if node.op == "call_module" else None
+        if node.target in in_place:
+            node.target = in_place[node.target]
+        elif layer is not None and getattr(layer, "inplace", False) is True:
+            node.meta["in_place"] = True
+        elif node.kwargs.get("inplace") is True:
+            node.kwargs = {**node.kwargs, "inplace": False}
+        elif name.endswith("_") and not name.endswith("__") and node.op == "call_method":
+            node.target = name[:-1]
+        elif name.endswith("_") and hasattr(torch, name[:-1]):
+            node.target = getattr(torch, name[:-1])
+        else:
+            continue
+        seen = False
+        for user in list(module.graph.nodes):
+            if seen and node.args[0] in user.all_input_nodes:
+                user.replace_input_with(node.args[0], node)
+            seen = seen or user is node
+    for node in module.graph.nodes:
+        if node.meta.pop("in_place", False):
+            setattr(module.get_submodule(node.target), "inplace", False)  # noqa: B010
+    module.recompile()
+
+
+def difference(expected: Any, found: Any) -> float:
+    """max |a − b| / max |a| over all tensors of two outputs."""
+    worst = 0.0
+    for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
+        if isinstance(a, Tensor) and a.numel():
+            scale = float(a.double().abs().max()) or 1.0
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst

@@ -1,0 +1,162 @@
+"""``gibbsprune export`` on a real run, and the Python functions behind it: every file is read back and compared."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gibbsprune import GibbsPruner, UserError, export_onnx, export_pt2, load_packed
+from gibbsprune.cli import main
+from gibbsprune.export.onnx import quiet
+from gibbsprune.export.runs import accuracy, load_run
+from gibbsprune.models import build
+from gibbsprune.training import run
+from gibbsprune.training.progress import PlainProgress
+from gibbsprune.training.spec import RunSpec
+
+pytest.importorskip("safetensors")
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network, filters pruned, trained for one epoch."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    spec = RunSpec(data="digits", model="resnet8", structure="filter", sparsity=0.75, epochs=1)
+    run.start([spec], folder, "cpu", progress=PlainProgress(io.StringIO()))
+    return folder
+
+
+def test_a_run_is_read_back(trained: Path) -> None:
+    found = load_run(trained, images=355)
+    result = json.loads((trained / "result.json").read_text())
+    assert accuracy(found.model, found.images, found.labels) == pytest.approx(result["accuracy"], abs=1e-9)
+    assert not found.model.training
+
+
+def test_onnx(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "net.onnx"
+    assert main(["export", str(trained), "--format", "onnx", "--compact", "--fold", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "77,562 parameters, now" in text
+    assert "ONNX Runtime differs from PyTorch by" in text
+    session = runtime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
+    found = load_run(trained)
+    for batch in (1, 5, 77):
+        x = found.images[:batch]
+        (y,) = session.run(None, {"input": x.numpy()})
+        with torch.no_grad():
+            assert np.abs(y - found.model(x).numpy()).max() < 1e-4
+    kinds = {node.op_type for node in __import__("onnx").load_from_string(out.read_bytes()).graph.node}
+    assert "BatchNormalization" not in kinds
+
+
+def test_pt2_and_its_batch_sizes(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "net.pt2"
+    assert main(["export", str(trained), "--format", "pt2", "--compact", "--out", str(out)]) == 0
+    assert "the program read back differs" in capsys.readouterr().out
+    with quiet():
+        again = torch.export.load(out).module()
+    found = load_run(trained)
+    with torch.no_grad():
+        assert (again(found.images[:9]) - found.model(found.images[:9])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_packed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+    out = tmp_path / "net"
+    assert main(["export", str(trained), "--format", "packed", "--dtype", dtype, "--out", str(out)]) == 0
+    assert "times as large" in capsys.readouterr().out
+    found = load_run(trained)
+    before = accuracy(found.model, found.images, found.labels)
+    again = load_packed(out, build("resnet8", 10, 1)).eval()
+    assert abs(accuracy(again, found.images, found.labels) - before) <= (0.0 if dtype == "float32" else 0.01)
+
+
+def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (trained / "model.safetensors").read_bytes()
+    assert main(["export", str(trained), "--format", "safetensors", "--dtype", "float16", "--compact"]) == 0
+    text = capsys.readouterr().out
+    assert "fit gp.compact of this run's network" in text
+    assert (trained / "model-export.safetensors").stat().st_size < 0.4 * len(before)
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--format", "tflite"], "unknown format 'tflite'; it must be one of onnx, pt2, packed, safetensors"),
+        (["--dtype", "int8"], "dtype 'int8' is not possible for onnx; possible are float32, float16"),
+        (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
+        (["--fold"], "together with --compact"),
+    ],
+)
+def test_refusals(trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["export", str(trained), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
+    with pytest.raises(UserError, match=r"no run\.json"):
+        load_run(tmp_path)
+    (tmp_path / "run.json").write_text((trained / "run.json").read_text())
+    with pytest.raises(UserError, match="not finished"):
+        load_run(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_run(tmp_path)
+    record = json.loads((trained / "run.json").read_text())
+    record["runs"][0]["model"] = "resnet14"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match="another network than resnet14"):
+        load_run(tmp_path)
+    record["runs"] = [record["runs"][0] | {"seed": seed} for seed in (0, 1)]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="holds 2 runs; name one of them"):
+        load_run(tmp_path)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(self.a(x) + self.b(y)), self.a(x)
+
+
+def test_python_functions(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    inputs = (torch.randn(1, 6), torch.randn(1, 5))
+    assert export_onnx(TwoInputs(), inputs, tmp_path / "two.onnx").difference < 1e-5
+    assert export_pt2(TwoInputs(), inputs, tmp_path / "two.pt2").difference < 1e-5
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(256, 5)).eval()
+    x = torch.randn(2, 3, 6, 6)
+    whole = export_onnx(model, x, tmp_path / "net.onnx")
+    half = export_onnx(model, x, tmp_path / "half.onnx", "float16")
+    assert half.size < 0.6 * whole.size
+    assert whole.difference < 1e-5 < half.difference < 1e-2
+    with pytest.raises(UserError, match="float32 and float16"):
+        export_onnx(model, x, tmp_path / "net.onnx", "int4")
+    GibbsPruner(model, sparsity=0.5)
+    with pytest.raises(UserError, match="finalize"):
+        export_pt2(model, x, tmp_path / "net.pt2")
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    for function in (export_onnx, export_pt2):
+        with pytest.raises(UserError, match="cannot be exported") as caught:
+            function(Branching(), torch.ones(2, 3), tmp_path / "no")
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "no").exists()

@@ -1,0 +1,80 @@
+"""``gibbsprune profile``: its counts are right, its tables and picture are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gibbsprune import UserError
+from gibbsprune.cli import main
+from gibbsprune.export.profile import Latency, multiply_adds, profile
+from gibbsprune.models import build
+
+pytest.importorskip("safetensors")
+
+
+def test_multiply_adds_by_hand() -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 5, padding=2, groups=4)),
+        *(nn.ConvTranspose2d(8, 6, 2, stride=2), nn.Flatten(), nn.Linear(6 * 100, 7)),
+    )
+    found = multiply_adds(model, torch.randn(2, 3, 10, 10))
+    assert found == {
+        "0": 25 * 8 * 3 * 9,
+        "1": 25 * 8 * 2 * 25,
+        "2": 25 * 8 * 6 * 4,
+        "4": 600 * 7,
+    }
+    assert sum(multiply_adds(build("resnet20", 10, 3), torch.randn(1, 3, 32, 32)).values()) == 40_551_040 + 2 * 131_072
+
+
+def test_profile_counts_and_times() -> None:
+    dense, sparse = build("resnet8", 10, 3), build("resnet8", 10, 3)
+    sparse.blocks[0].conv1.weight.data[4:] = 0
+    found = profile({"dense": dense, "pruned": sparse}, torch.randn(3, 3, 16, 16), batches=(1, 8), rounds=4)
+    assert found["dense"].parameters == found["pruned"].parameters == sum(p.numel() for p in dense.parameters())
+    row = found["pruned"].layers["blocks.0.conv1"]
+    assert (row.parameters, row.nonzero, row.shape) == (2304, 4 * 144, (16, 16, 3, 3))
+    assert found["dense"].nonzero - found["pruned"].nonzero == 12 * 144
+    assert found["pruned"].size < found["dense"].size <= found["dense"].dense_size + 2000
+    for form in found.values():
+        assert set(form.latency) == {1, 8}
+        for batch, total in form.latency.items():
+            assert 0 < total.low <= total.median <= total.high
+            assert 0 < sum(layer.latency[batch].low for layer in form.layers.values()) < 3 * total.high
+    assert found["dense"].latency[8].low > found["dense"].latency[1].low
+    assert str(Latency.of([1.0, 2.0, 3.0])) == "2.00 (1.50–2.50)"
+    with pytest.raises(UserError, match="at least 1"):
+        profile({"dense": dense}, torch.randn(1, 3, 16, 16), rounds=0)
+
+
+def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "p.png"
+    arguments = ["profile", "resnet8", "--sparsity", "0.75", "--size", "8", "--rounds", "2", "--layers", "--out"]
+    before = torch.get_num_threads()
+    assert main([*arguments, str(picture), "--threads", "1"]) == 0
+    assert torch.get_num_threads() == before
+    text = capsys.readouterr().out
+    rows = {line.split("|")[1].strip(): line for line in reversed(text.splitlines()) if line.startswith("|")}
+    counts = {
+        name: [int(n.replace(",", "")) for n in re.findall(r"[\d,]+", rows[name])[:2]] for name in ("dense", "compact")
+    }
+    assert counts["dense"][0] == sum(p.numel() for p in build("resnet8", 10, 3).parameters())
+    assert counts["compact"][0] < 0.5 * counts["dense"][0]
+    assert "blocks.2.conv2" in rows
+    assert "the rest" in rows
+    pytest.importorskip("matplotlib")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"See {picture}." in text
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["profile", "lenet"]) == 2
+    assert "'lenet' is unknown" in capsys.readouterr().err
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["profile", str(tmp_path), "--sparsity", "0.5"]) == 2
+    assert "for a model by name" in capsys.readouterr().err
