@@ -1,0 +1,133 @@
+"""A pruner that follows somebody else's training loop: what the callbacks of all trainers have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..pruner import GibbsPruner
+
+DRAWS = ("sample", "converged", None)
+MASKED = ".parametrizations.weight.original"
+
+
+class Follower:
+    """Wraps the trainer's model, draws at its optimiser steps, anneals by its epochs, finalizes at its end.
+
+    Args:
+        draw: the final masks, as in ``GibbsPruner.finalize``; None leaves finalizing to the user.
+        steps_per_epoch: optimiser steps per epoch of the schedule of β; None follows the trainer's epochs.
+        arguments: of :class:`gibbsprune.GibbsPruner`, all but the model.
+    """
+
+    def __init__(self, draw: str | None, steps_per_epoch: int | None, arguments: Mapping[str, Any]) -> None:
+        if draw not in DRAWS:
+            raise UserError(f"draw is {draw!r}: allowed are {', '.join(map(repr, DRAWS))}")
+        whole = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool) and steps_per_epoch > 0
+        if steps_per_epoch is not None and not whole:
+            raise UserError(f"steps_per_epoch is {steps_per_epoch!r}: allowed are None and whole numbers from 1")
+        self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
+        self.pruner: GibbsPruner | None = None
+        self.resumed = False
+        self._handle: Any = None
+
+    # -- the training ------------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a model that is being pruned."""
+        return self.pruner is not None and not self.pruner.finalized
+
+    def wrap(self, model: nn.Module, epochs: float | None, steps: int | None) -> None:
+        """Masks ``model``, once; ``epochs`` and ``steps`` are how long the training lasts, for the default schedule."""
+        if self.pruner is None:
+            arguments = {"epochs": self._length(epochs, steps), **self.arguments}
+            self.pruner = GibbsPruner(model, **{k: v for k, v in arguments.items() if v is not None})
+            self.guard(model)
+
+    def _length(self, epochs: float | None, steps: int | None) -> int | None:
+        if self.steps_per_epoch and steps:
+            return max(1, math.ceil(steps / self.steps_per_epoch))
+        return max(1, math.ceil(epochs)) if epochs and not self.steps_per_epoch else None
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the default schedule depends on the number of optimiser steps."""
+        return bool(self.steps_per_epoch) and not {"schedule", "epochs"} & self.arguments.keys()
+
+    def start(self) -> None:
+        """The first masks, from the weights that all ranks have by now; a resumed run goes on with its own."""
+        if self.open and not self.resumed:
+            self._pruner.restart()
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self.open and not self.steps_per_epoch:
+            self._pruner.set_epoch(epoch)
+
+    def step(self) -> None:
+        """After an optimiser step."""
+        if self.open:
+            self._pruner.step()
+            if self.steps_per_epoch and self._pruner.steps % self.steps_per_epoch == 0:
+                self._pruner.set_epoch(self._pruner.steps // self.steps_per_epoch)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """β, the share of the masks that has converged, and the share of weights that is masked now."""
+        if not self.open:
+            return {}
+        masks = [masked.mask for masked in self._pruner.masks.values()]
+        kept = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+        return {
+            "gibbsprune/beta": self._pruner.beta,
+            "gibbsprune/agreement": self._pruner.agreement(),
+            "gibbsprune/sparsity": 1 - kept,
+        }
+
+    def finish(self) -> None:
+        if self.open and self.draw:
+            self._pruner.finalize(self.draw)
+
+    @property
+    def _pruner(self) -> GibbsPruner:
+        assert self.pruner is not None
+        return self.pruner
+
+    # -- saving and resuming -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._pruner.state_dict() if self.open else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.open and state:
+            self._pruner.load_state_dict(state)
+            self.resumed = True
+
+    def guard(self, model: nn.Module, wrap: Callable[[], None] | None = None) -> None:
+        """Looks at each state that is loaded into ``model``, before it is: masked layers want masked weights.
+
+        With ``wrap``, a model that is not masked yet is masked by it when a state with masks comes.
+        """
+
+        def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+            has_masks = any(name.endswith(MASKED) for name in state)
+            if self.open and not has_masks and self._pruner.model is module:
+                raise UserError(
+                    "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
+                    "cannot be resumed from it"
+                )
+            if wrap is not None and has_masks:
+                wrap()
+
+        self.unguard()
+        self._handle = model.register_load_state_dict_pre_hook(look)
+
+    def unguard(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
