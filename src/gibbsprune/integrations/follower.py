@@ -43,26 +43,26 @@ class Follower:
         """Whether there is a model that is being pruned."""
         return self.pruner is not None and not self.pruner.finalized
 
-    def wrap(self, model: nn.Module, epochs: float | None, steps: int | None) -> None:
-        """Masks ``model``, once; ``epochs`` and ``steps`` are how long the training lasts, for the default schedule."""
+    def wrap(self, model: nn.Module) -> None:
+        """Masks ``model``, once."""
         if self.pruner is None:
-            arguments = {"epochs": self._length(epochs, steps), **self.arguments}
-            self.pruner = GibbsPruner(model, **{k: v for k, v in arguments.items() if v is not None})
+            self.pruner = GibbsPruner(model, **self.arguments)
             self.guard(model)
 
-    def _length(self, epochs: float | None, steps: int | None) -> int | None:
-        if self.steps_per_epoch and steps:
-            return max(1, math.ceil(steps / self.steps_per_epoch))
-        return max(1, math.ceil(epochs)) if epochs and not self.steps_per_epoch else None
+    def start(self, epochs: float | None, steps: float | None) -> None:
+        """The default schedule for a training of so many epochs or optimiser steps, and the first masks.
 
-    @property
-    def needs_steps(self) -> bool:
-        """Whether the default schedule depends on the number of optimiser steps."""
-        return bool(self.steps_per_epoch) and not {"schedule", "epochs"} & self.arguments.keys()
-
-    def start(self) -> None:
-        """The first masks, from the weights that all ranks have by now; a resumed run goes on with its own."""
-        if self.open and not self.resumed:
+        They are drawn from the weights that all ranks have by now; a resumed run goes on with its own masks.
+        """
+        if not self.open:
+            return
+        length = steps / self.steps_per_epoch if self.steps_per_epoch and steps else epochs
+        if length and math.isfinite(length) and not {"schedule", "epochs"} & self.arguments.keys():
+            sizes = [layer.weights for layer in self._pruner.summary().layers]
+            ramp = max(1, round(0.64 * max(1, math.ceil(length))))
+            self._pruner.schedule = self._pruner.hamiltonian.default_schedule(ramp, sizes)
+            self._pruner.set_epoch(self._pruner.epoch)
+        if not self.resumed:
             self._pruner.restart()
 
     def begin_epoch(self, epoch: int) -> None:

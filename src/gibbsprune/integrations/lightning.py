@@ -78,11 +78,7 @@ class GibbsPruning(Callback):
             self._follower.pruner = None
         if self.pruner is None:
             _configure(trainer, pl_module)
-            epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-            steps = trainer.max_steps if trainer.max_steps and trainer.max_steps > 0 else None
-            if steps is None and self._follower.needs_steps:
-                steps = _steps(trainer, epochs)
-            self._follower.wrap(pl_module, epochs, steps)
+            self._follower.wrap(pl_module)
 
     def _check_order(self, trainer: Any) -> None:
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
@@ -93,7 +89,9 @@ class GibbsPruning(Callback):
                 )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._follower.start()
+        steps = float(trainer.estimated_stepping_batches)
+        each = max(1.0, trainer.num_training_batches / trainer.accumulate_grad_batches)
+        self._follower.start(steps / each, steps)
         self._drawn = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -129,9 +127,3 @@ def _configure(trainer: Any, pl_module: Any) -> None:
             trainer.precision_plugin.module_init_context(),
         ):
             pl_module.configure_model()
-
-
-def _steps(trainer: Any, epochs: int | None) -> int | None:
-    """How many optimiser steps the fit will take, if that can be told."""
-    steps = trainer.estimated_stepping_batches if epochs else None
-    return int(steps) if steps not in (None, float("inf")) else None
