@@ -109,6 +109,11 @@ def ddp(rank, folder):
         load(run, folder / f"{name}.ckpt")
         advance(run, 12, 30, DistributedDataParallel(run[0]), part)
         out[f"resumed from {name}"] = masks(run[2])
+    model = make_net(seed=rank)
+    wrapped = DistributedDataParallel(model)  # before the pruner, which then finds the same weights everywhere
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.LogSchedule(0.5, 1e3, 6), include=LAYERS, seed=3, check_ranks=1)
+    advance((model, torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), pruner), 0, 5, wrapped, part)
+    out["pruner last"] = masks(pruner)
     # Models that start differently, as DDP allows: they have the same masks once it has sent rank 0's weights.
     run = make_run("weight", seed=rank)
     wrapped = DistributedDataParallel(run[0])

@@ -74,6 +74,7 @@ def test_data_parallel(tmp_path, straight):
     advance(alone, 0, 5)
     for found in ranks:
         assert same(found["after restart"], masks(alone[2]))
+        assert same(found["pruner last"], masks(alone[2]))
 
 
 @pytest.mark.slow

@@ -110,8 +110,14 @@ def _(
 
 
 def attach(module: nn.Module, masked: Masked) -> None:
-    """Puts a mask on ``module.weight``."""
+    """Puts a mask on ``module.weight``, which stays the same object with all that hangs on it.
+
+    torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
+    """
+    weight = cast(nn.Parameter, module.weight)
+    module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
     parametrize.register_parametrization(module, "weight", masked, unsafe=True)
+    cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
 
 
 def stored_weight(module: nn.Module) -> nn.Parameter:
