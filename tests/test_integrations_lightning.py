@@ -1,6 +1,7 @@
 """The Lightning callback with the real trainers: two epochs, checkpoints, resuming, finalizing, exact sparsity."""
 
 import importlib
+import sys
 
 import pytest
 import torch
@@ -288,3 +289,14 @@ def test_bad_arguments():
         pruning(draw="some")
     with pytest.raises(gp.UserError, match=r"^steps_per_epoch is 0: allowed are None and whole numbers from 1$"):
         pruning(steps_per_epoch=0)
+
+
+def test_without_the_library(monkeypatch):
+    for name in (
+        "lightning.pytorch",
+        "pytorch_lightning",
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "gibbsprune.integrations.lightning", raising=False)
+    with pytest.raises(gp.UserError, match=r"^GibbsPruning needs Lightning: pip install 'gibbsprune\[lightning\]'$"):
+        importlib.import_module("gibbsprune.integrations.lightning")

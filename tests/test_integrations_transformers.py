@@ -1,6 +1,8 @@
 """The Hugging Face callback with the real Trainer on a small transformer made from a config, and plain Accelerate."""
 
+import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -243,3 +245,13 @@ def test_plain_accelerate(tmp_path, stop):
             assert torch.equal(first, second)
     pruner.finalize("converged")
     check_final(straight)
+
+
+def test_without_the_library(monkeypatch):
+    for name in ("transformers",):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "gibbsprune.integrations.transformers", raising=False)
+    with pytest.raises(
+        gp.UserError, match=r"^GibbsPruningCallback needs Transformers: pip install 'gibbsprune\[transformers\]'$"
+    ):
+        importlib.import_module("gibbsprune.integrations.transformers")

@@ -21,7 +21,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def _callback_class() -> Any:
     """The callback class of the Lightning that is in use: both where both are, else the one that is installed."""
-    loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
+    loaded = [module for module in map(sys.modules.get, PACKAGES) if module]
     for name in PACKAGES:
         if not loaded:
             try:
