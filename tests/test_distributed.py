@@ -15,7 +15,7 @@ from rank_jobs import KINDS, advance, batch, load, make_run, masks, save
 SCRIPT = Path(__file__).with_name("rank_jobs.py")
 
 
-def two_ranks(job, folder, seconds=120):
+def two_ranks(job, folder, seconds=300):
     """Runs a job on two ranks and returns how they ended."""
     ranks = [
         subprocess.Popen([sys.executable, SCRIPT, job, str(rank), folder], stderr=subprocess.PIPE) for rank in range(2)

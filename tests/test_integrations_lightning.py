@@ -274,6 +274,17 @@ def test_the_default_schedule_lasts_as_long_as_the_trainer(lightning, tmp_path):
     assert lengths == [(32, 0), (96, 1), (32, 1), (6, 0)]
 
 
+def test_a_training_without_an_end_needs_a_schedule(lightning, tmp_path):
+    trainer = make_trainer(lightning, tmp_path, [pruning(0.75), three_steps(lightning)], max_epochs=-1)
+    with pytest.raises(gp.UserError, match=r"^the trainer does not know how long it will train"):
+        trainer.fit(make_module(lightning), make_loader())
+    callback = pruning(0.75, schedule=SCHEDULE, draw="converged")
+    trainer = make_trainer(lightning, tmp_path, [callback, three_steps(lightning)], max_epochs=-1)
+    module = make_module(lightning)
+    trainer.fit(module, make_loader())
+    check_final(module)
+
+
 def three_steps(pl):
     """A callback that stops the training after three steps."""
 

@@ -56,10 +56,15 @@ class Follower:
         """
         if not self.open:
             return
-        length = steps / self.steps_per_epoch if self.steps_per_epoch and steps else epochs
-        if length and math.isfinite(length) and not {"schedule", "epochs"} & self.arguments.keys():
+        if not {"schedule", "epochs"} & self.arguments.keys():
+            length = epochs if not self.steps_per_epoch else steps and steps / self.steps_per_epoch
+            if not (length and 0 < length < 1e9):
+                raise UserError(
+                    "the trainer does not know how long it will train, as the default schedule of beta must: give a "
+                    "schedule, its epochs, or max_steps and steps_per_epoch"
+                )
             sizes = [layer.weights for layer in self._pruner.summary().layers]
-            ramp = max(1, round(0.64 * max(1, math.ceil(length))))
+            ramp = max(1, round(0.64 * math.ceil(length)))
             self._pruner.schedule = self._pruner.hamiltonian.default_schedule(ramp, sizes)
             self._pruner.set_epoch(self._pruner.epoch)
         if not self.resumed:
