@@ -4,7 +4,7 @@ Aim: on one NVIDIA H200, ResNet-56, batch 128, bfloat16, compiled and captured, 
 the dense step for weight / kernel / filter-exact / filter-chromatic. Beside it the same network masked, with fixed
 masks, by torch.nn.utils.prune and by torch.ao.pruning.
 
-    python benchmarks/step.py [--model resnet56] [--device cuda] [--steps 50] [--out FILE]
+    python benchmarks/step.py [--model resnet56] [--device cuda] [--steps 50] [--autotune] [--out FILE]
 
 β runs through the paper's schedule: the table gives the ratio at its start, at epochs 30, 64 and 128, and the mean.
 """
@@ -38,6 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
     "torch.nn.utils.prune": {"method": "dense"},
     "torch.ao.pruning": {"method": "dense"},
 }
+PLAIN = " (not compiled)"  # captured all the same: what the others' hooks and assertions keep from being compiled well
+CASES |= {name + PLAIN: CASES[name] for name in ("dense", "torch.nn.utils.prune", "torch.ao.pruning")}
 
 
 def mask_with_prune(model: nn.Module) -> None:
@@ -54,13 +56,16 @@ def mask_with_ao(model: nn.Module) -> None:
     sparsifier.prepare(model, [{"tensor_fqn": f"{name}.weight"} for name in layers])
 
 
-def engine_for(case: str, model: str, arrays: Arrays, device: torch.device) -> Engine:
+def engine_for(case: str, model: str, arrays: Arrays, device: torch.device, autotune: bool) -> Engine:
+    torch.compiler.reset()
     spec = RunSpec(data="cifar10", model=model, recipe=RECIPES["paper"], **CASES[case])
-    engine = Engine([spec], arrays, device)
-    if case == "torch.nn.utils.prune":
+    engine = Engine([spec], arrays, device, autotune=autotune)
+    if case.startswith("torch.nn.utils.prune"):
         mask_with_prune(engine.model)
-    elif case == "torch.ao.pruning":
+    elif case.startswith("torch.ao.pruning"):
         mask_with_ao(engine.model)
+    if case.endswith(PLAIN):
+        engine.losses = engine._losses
     return engine
 
 
@@ -69,12 +74,10 @@ def seconds(engine: Engine, epoch: int, steps: int) -> float:
     engine.set_schedules(epoch)
     synchronise = torch.cuda.synchronize if engine.device.type == "cuda" else (lambda: None)
     for _ in range(6 if engine.device.type == "cuda" else 1):
-        engine.batches.cursor.zero_()
         engine.step()
     synchronise()
     began = time.perf_counter()
     for _ in range(steps):
-        engine.batches.cursor.zero_()
         engine.step()
     synchronise()
     return (time.perf_counter() - began) / steps
@@ -87,34 +90,37 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50 if torch.cuda.is_available() else 1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--autotune", action="store_true", help="let cuDNN time its kernels")
     parser.add_argument("--out")
     args = parser.parse_args()
     device = torch.device(args.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{name}, torch {torch.__version__}, {args.model}, batch 128")
+    print(f"{name}, torch {torch.__version__}, {args.model}, batch 128, autotune {args.autotune}")
     arrays = synthetic(2000)
     rows, dense = [], None
     for case in args.cases.split(","):
         try:
-            engine = engine_for(case, args.model, arrays, device)
+            engine = engine_for(case, args.model, arrays, device, args.autotune)
             engine.begin_epoch(0)
             times = [statistics.median(seconds(engine, e, args.steps) for _ in range(args.rounds)) for e in EPOCHS]
         except Exception as error:
-            print(f"{case:<22} not measured: {error}", flush=True)
+            print(f"{case:<36} not measured: {error}", flush=True)
             continue
         dense = dense or statistics.fmean(times)
         ratios = [t / dense for t in times]
-        rows.append({"case": case, "ms": [t * 1e3 for t in times], "ratios": ratios, "ratio": statistics.fmean(ratios)})
+        captured = device.type != "cuda" or engine.step.graph is not None
+        rows.append({"case": case, "ms": [t * 1e3 for t in times], "ratios": ratios, "ratio": statistics.fmean(ratios),
+                     "captured": captured})  # fmt: skip
         shown = "  ".join(f"{r:.3f}" for r in ratios)
         print(
-            f"{case:<22} {statistics.fmean(times) * 1e3:9.3f} ms   ratio {rows[-1]['ratio']:.3f}   ({shown})",
+            f"{case:<36} {statistics.fmean(times) * 1e3:9.3f} ms   ratio {rows[-1]['ratio']:.3f}   ({shown})"
+            + ("" if captured else "   not captured"),
             flush=True,
         )
         if args.out:
             with open(args.out, "w") as file:
-                json.dump(
-                    {"device": name, "torch": torch.__version__, "model": args.model, "rows": rows}, file, indent=1
-                )
+                about = {"device": name, "torch": torch.__version__, "model": args.model, "autotune": args.autotune}
+                json.dump({**about, "rows": rows}, file, indent=1)
         del engine
 
 

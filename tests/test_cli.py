@@ -39,13 +39,17 @@ options:
 commands:
   COMMAND
     train     train and prune a network, or resume a run
+    compare   train all methods on one task: one table, one picture
     demo      a first look: prune a small network on digits, under three minutes on a CPU
     data      fetch a data set
     describe  count the parameters of networks by kind
+    suite     the paper's evaluation: list, run, see where it stands
+    report    tables, figures and a page from the results of a suite
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
+  gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
 """
@@ -82,7 +86,7 @@ def test_help_of_train_names_every_option(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     named = "data model method structure hamiltonian coupling sampler sparsity recipe epochs stretch seed seeds"
-    kept = "device precision out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
+    kept = "device precision autotune out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
     fields = "lr weight-decay milestones anneal-epochs batch optimizer beta-end shift flip"
     for option in f"{named} {kept} {fields}".split():
         assert f"  --{option} " in text, option

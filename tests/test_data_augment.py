@@ -68,6 +68,7 @@ def test_standardise(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, exact)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_in_a_cuda_graph() -> None:
     g = torch.Generator().manual_seed(0)
@@ -82,8 +83,8 @@ def test_captured_in_a_cuda_graph() -> None:
         return standardise(crop_flip(padded, index, dy, dx, flip, 32), mean, std)
 
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             step(*device)

@@ -1,9 +1,8 @@
-"""The paper's evaluation: its cells, a runner that can be cut off at any moment, and the stored results."""
+"""The store of results, a runner that can be cut off at any moment, and the results that are stored."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 
@@ -12,84 +11,17 @@ import torch
 
 from gibbsprune import data
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import cells, runner, store
-from gibbsprune.experiments.__main__ import SETS, chosen, main
+from gibbsprune.experiments import paper, planner, runner, store
 from gibbsprune.models import build
 from gibbsprune.threshold import kept_count
 from gibbsprune.training import checkpoint
+from gibbsprune.training.finished import read_finished
+from gibbsprune.training.folder import RunFolder
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec
 
 RESULTS = sorted((Path(__file__).parent.parent / "results" / "paper").glob("*.json"))
-
-# -- cells -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_cell_is_a_run_of_the_papers_recipe():
-    for structure, sparsity in (("weight", 0.9), ("kernel", 0.9), ("filter", 0.75)):
-        spec = cells.cell("resnet20", structure=structure, seed=3)
-        assert (spec.data, spec.model, spec.method, spec.seed) == ("cifar10", "resnet20", "gibbs", 3)
-        assert (spec.structure, spec.sparsity, spec.recipe) == (structure, sparsity, RECIPES["paper"])
-    assert cells.cell("resnet20", structure="filter", sparsity=0.5).sparsity == 0.5
-
-
-def test_the_headline_is_dense_and_the_best_of_each_structure():
-    names = [spec.name() for spec in cells.headline("resnet56", [4])]
-    assert names == [
-        "cifar10-resnet56-dense-s4",
-        "cifar10-resnet56-gibbs-weight-square-0.9-s4",
-        "cifar10-resnet56-gibbs-kernel-quadratic-0.9-s4",
-        "cifar10-resnet56-gibbs-filter-quadratic-0.75-s4",
-    ]
-
-
-def test_the_hamiltonians_are_those_of_the_tables():
-    """Four, three and three, and filters once more with the paper's Markov chain."""
-    specs = cells.hamiltonians("resnet20")
-    pairs = [(s.structure, s.hamiltonian) for s in specs if s.sampler == "auto"]
-    assert sorted(pairs) == sorted(
-        [("weight", h) for h in ("binary", "sign", "square", "abs")]
-        + list(itertools.product(("kernel", "filter"), ("binary", "sign", "quadratic")))
-    )
-    assert [s.name() for s in specs if s.sampler != "auto"] == [
-        "cifar10-resnet20-gibbs-filter-quadratic-0.75-chromatic-s0"
-    ]
-
-
-def test_the_rates_are_those_that_the_headline_lacks():
-    assert [spec.sparsity for spec in cells.rates("resnet20")] == [0.5, 0.75, 0.95]
-
-
-def test_cells_that_differ_have_names_that_differ():
-    every = [spec for make in SETS.values() for model in ("resnet20", "resnet56") for spec in make(model, [0, 1, 2])]
-    once = cells.unique(every)
-    assert len(once) < len(every)
-    assert len({spec.name() for spec in once}) == len(once)
-    assert once == list(dict.fromkeys(every))
-
-
-def test_sets_from_the_command_line():
-    assert chosen("headline", "resnet20") == cells.headline("resnet20")
-    both = chosen("headline:7+rates:1,2", "resnet20")
-    assert both == cells.headline("resnet20", [7]) + cells.rates("resnet20", [1, 2])
-    assert chosen("headline:0+hamiltonians:0", "resnet20") == cells.unique(
-        cells.headline("resnet20", [0]) + cells.hamiltonians("resnet20", [0])
-    )
-    for wrong in ("headlines", "cell", "headline:a", "headline:-1", "", "headline:0,"):
-        with pytest.raises(UserError, match=r"unknown set .*; sets are headline, hamiltonians, rates"):
-            chosen(wrong, "resnet20")
-
-
-def test_the_command_names_what_is_missing(tmp_path, capsys):
-    done = cells.headline("resnet20", [0])
-    store.write(tmp_path, done[0], result())
-    main(["--sets", "headline:0", "--results", str(tmp_path), "--dry-run", "--at-most", "2"])
-    assert capsys.readouterr().out.splitlines() == [spec.name() for spec in done[1:3]]
-    with pytest.raises(SystemExit):
-        main(["--sets", "nonsense"])
-    assert "error: unknown set 'nonsense'" in capsys.readouterr().err
-
 
 # -- the store ---------------------------------------------------------------------------------------------------------
 
@@ -103,7 +35,7 @@ def result(**changes) -> dict:
     }  # fmt: skip
 
 
-SPEC = cells.cell("resnet20", seed=1)
+SPEC = paper.run("resnet20", seed=1)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -117,7 +49,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_missing_cells_are_those_without_a_file(tmp_path):
-    specs = cells.headline("resnet20", [0, 1])
+    specs = paper.table2("resnet20", [0, 1])
     for spec in specs[::2]:
         store.write(tmp_path, spec, result())
     assert store.missing(tmp_path, specs) == specs[1::2]
@@ -140,6 +72,9 @@ def test_a_result_lacks_nothing(tmp_path, field):
         ({"nonzero": True}, "a result's 'nonzero' is True, which is not a int"),
         ({"layers": {}}, "a result's 'layers' is {}, which is not a list"),
         ({"accuracy_recalibrated": None}, "a result's 'accuracy_recalibrated' is None, which is not a float"),
+        ({"accuracy": 91.2}, "a result's 'accuracy' is 91.2, which is not between 0 and 1"),
+        ({"layers": [{"name": "a"}]}, "a layer of a result lacks the field 'weights'"),
+        ({"curve": [3]}, "a point of a result's curve is a JSON object, not a int"),
         ({"version": 2}, "a result's version is 2, which is not 1"),
         ({"comment": "?"}, "a result has no field 'comment'; its fields are version, name"),
     ],
@@ -237,20 +172,20 @@ def test_results_are_those_of_the_fleet(undisturbed):
 
 
 def test_a_run_cut_by_its_budget_and_continued_is_the_same(digits, tmp_path, monkeypatch, undisturbed):
-    said, epochs = [], []
+    said, epochs, folder = [], [], tmp_path / "work" / planner.fleet_key(PAIR)
     for _ in range(20):
         monkeypatch.setattr(runner, "time", Clock())
-        finished = run(digits, tmp_path, said.append, budget=14.0, revision="r1")
-        epochs.append(checkpoint.checkpoints(tmp_path / "work" / runner.fleet_key(PAIR))[-1][0])
-        if finished:
+        if run(digits, tmp_path, said.append, budget=18.0, revision="r1"):
             break
+        epochs.append(checkpoint.checkpoints(folder)[-1][0])
         assert not (tmp_path / "results").exists()
-        assert said[-1] == f"stopped before epoch {epochs[-1]} of 6: the budget of 14 s is spent"
-    assert len(epochs) > 2, "the budget did not cut"
-    assert epochs[-1] == 6
-    assert sorted(set(epochs)) == epochs[: len(set(epochs))]
+        assert said[-1] == f"stopped before epoch {epochs[-1]} of 6: the budget of 18 s is spent"
+        assert planner.begun(tmp_path / "work") == {folder: PAIR}
+    assert len(set(epochs)) > 1, "the budget did not cut"
+    assert epochs == sorted(epochs)
     assert f"continuing 2 runs from epoch {epochs[0]}" in said
     assert written(tmp_path) == undisturbed
+    assert not folder.exists()
 
 
 def test_a_budget_of_nothing_trains_nothing_and_loses_nothing(digits, tmp_path):
@@ -278,10 +213,39 @@ def test_a_run_that_dies_and_is_continued_is_the_same(digits, tmp_path, undistur
     assert written(tmp_path) == undisturbed
 
 
+def test_what_others_start_from_is_kept(digits, tmp_path):
+    short = [spec.replace(epochs=1) for spec in PAIR]
+    runner.run(short, digits, tmp_path / "r", tmp_path / "w", keep=[short[1].name()], say=lambda text: None)
+    assert [file.stem for file in (tmp_path / "w" / "finished").iterdir()] == [short[1].name()]
+    found = read_finished(short[1].name(), root=tmp_path / "w" / "finished")
+    record = store.read(store.path(tmp_path / "r", short[1]))
+    assert found.spec == short[1]
+    assert {name: int(mask.sum()) for name, mask in found.masks.items()} == {
+        layer["name"]: layer["kept"] for layer in record["layers"]
+    }
+    assert all((found.model[f"{name}.weight"][~mask] == 0).all() for name, mask in found.masks.items())
+
+
+def test_runs_of_fewer_epochs_have_their_own_curve(digits, tmp_path):
+    pair = [PAIR[0].replace(epochs=1), PAIR[1].replace(epochs=3)]
+    runner.run(pair, digits, tmp_path / "r", tmp_path / "w", evaluate_every=2, say=lambda text: None)
+    curves = [store.read(store.path(tmp_path / "r", spec))["curve"] for spec in pair]
+    assert [[point["epoch"] for point in curve] for curve in curves] == [[1], [2, 3]]
+
+
+def test_a_fleet_is_trained_by_one_process_at_a_time(digits, tmp_path):
+    folder = RunFolder(tmp_path / "work" / planner.fleet_key(PAIR))
+    folder.path.mkdir(parents=True)
+    folder.lock()
+    with pytest.raises(UserError, match="another process is working in"):
+        run(digits, tmp_path)
+    folder.unlock()
+
+
 def test_other_cells_have_another_work_folder():
-    keys = {runner.fleet_key(specs) for specs in (PAIR, PAIR[::-1], PAIR[:1], [PAIR[0], PAIR[1].replace(seed=3)])}
+    keys = {planner.fleet_key(specs) for specs in (PAIR, PAIR[::-1], PAIR[:1], [PAIR[0], PAIR[1].replace(seed=3)])}
     assert len(keys) == 4
-    assert runner.fleet_key(list(PAIR)) == runner.fleet_key([spec.replace() for spec in PAIR])
+    assert planner.fleet_key(list(PAIR)) == planner.fleet_key([spec.replace() for spec in PAIR])
 
 
 # -- what was measured -------------------------------------------------------------------------------------------------
@@ -289,6 +253,12 @@ def test_other_cells_have_another_work_folder():
 
 def test_there_are_results():
     assert len(RESULTS) >= 16
+
+
+def test_nothing_else_lies_among_the_results():
+    root = RESULTS[0].parents[1]
+    others = [file.relative_to(root) for file in root.rglob("*") if file.is_file() and file not in RESULTS]
+    assert all(str(file) in ("README.md", "notes.md") or file.match("tune/*.json") for file in others)
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
@@ -314,6 +284,7 @@ def test_a_stored_result_agrees_with_itself(file):
     assert record["nonzero"] == record["parameters"] - prunable + kept
     for key in ("accuracy", "accuracy_converged", "accuracy_recalibrated"):
         assert record[key] * 10_000 == pytest.approx(round(record[key] * 10_000))  # of 10 000 images
-        assert 0.5 < record[key] < 1
-    assert record["epochs"] == spec.total_epochs == record["curve"][-1]["epoch"]
+        assert 0.05 < record[key] < 1
+    assert record["epochs"] == spec.total_epochs
+    assert record["curve"][-1]["epoch"] == spec.own_epochs
     assert record["accuracy_converged"] == record["curve"][-1]["test_accuracy"]

@@ -597,6 +597,26 @@ def test_two_state_bound():
         assert math.isclose(law[-1], 1 / (1 + math.exp(2 * h.sum())), rel_tol=1e-9, abs_tol=1e-300)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 9, 12])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_sided_two_state_bound(size, sign):
+    """Also where J exceeds the fields on one side by (20 + log n)/(n − 1), however large they are on the other."""
+    rng = np.random.default_rng(size)
+    x = np.where(all_masks(size), 1.0, -1.0)
+    narrower = 0
+    for _ in range(60):
+        h = sign * np.minimum(rng.standard_t(1, size) * rng.choice([0.1, 3, 100]), rng.choice([0.0, 0.5, 20]))
+        bound = max(0.0, (sign * h).max()) + exact.slack(size)
+        law = gibbs(x @ h - 1.0001 * bound * x.sum(1) ** 2 / 2, 1.0)
+        assert law[1:-1].sum() < size * math.exp(-40)
+        assert math.isclose(law[-1], 1 / (1 + math.exp(min(700.0, 2 * h.sum()))), rel_tol=1e-9, abs_tol=1e-300)
+        least = [torch.tensor([[value]]) for value in (1.0001 * bound, h.max(), (-h).max())]
+        assert bool(exact.two_states(*least, size))
+        narrower += bound < (40 + 2 * np.abs(h).max()) / size
+        assert not bool(exact.two_states(torch.zeros(1, 1), *least[1:], size))
+    assert narrower  # rows that the two-sided bound alone would not see
+
+
 def test_window_leaves_nothing_out():
     generator = seeded(2)
     field = torch.randn(6, 40, generator=generator, dtype=torch.float64) * torch.tensor([[1.0], [30], [200]]).repeat(

@@ -9,11 +9,11 @@ from torch import nn
 import own_networks
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import Binary, Linear, Quadratic
+from gibbsprune.methods.gibbs import hamiltonian, schedule
 from gibbsprune.models import build
-from gibbsprune.schedules import ConstantSchedule
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.recipes import RECIPES
-from gibbsprune.training.sites import hamiltonian, run_sites, schedule
+from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec
 
 
@@ -133,5 +133,5 @@ def test_without_annealing_epochs_beta_rises_over_64_percent():
 
 @pytest.mark.parametrize("recipe", [{}, {"beta_end": 1e6}, {"anneal": "log"}, {"beta_start": 0.0, "anneal": "linear"}])
 def test_a_dense_run_has_no_beta_whatever_the_recipe_says(recipe):
-    made = schedule(spec(method="dense", recipe=RECIPES["paper"].replace(**recipe)), [])
-    assert made == ConstantSchedule(0.0)
+    dense = spec(method="dense", recipe=RECIPES["paper"].replace(**recipe))
+    assert dense.how.level(dense, [])(100) == 0.0

@@ -32,7 +32,11 @@ def test_every_possible_combination_is_accepted(structure):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"method": "magic"}, "unknown method 'magic'; it must be one of gibbs, dense"),
+        (
+            {"method": "magic"},
+            "unknown method 'magic'; it must be one of gibbs, dense, l1, magnitude, lottery, targeted-dropout, "
+            "filter-l1, thinet, random-mask, reinit, gradual",
+        ),
         ({"structure": "row"}, "unknown structure 'row'; it must be one of weight, kernel, filter"),
         ({"precision": "half"}, "unknown precision 'half'; it must be one of auto, float32, bfloat16"),
         (

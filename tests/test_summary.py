@@ -71,7 +71,7 @@ def make(tmp_path, method="gibbs", seeds=(0,)):
 HEAD = """\
 # r
 
-resnet8 on digits, pruned weight-wise to a sparsity of 90.00 %, reached **97.12 %** test accuracy with \
+resnet8 on digits, pruned weight-wise by gibbs to a sparsity of 90.00 %, reached **97.12 %** test accuracy with \
 8,310 of 75,290 parameters left.
 
 ## Result

@@ -1,4 +1,4 @@
-"""The command line: ``gibbsprune train``, ``data``, ``describe``, ``demo``. One module per command.
+"""The command line, one module per command: ``train``, ``compare``, ``data``, ``describe``, ``suite``, ``report`` …
 
 Mistakes are told in one sentence, ``gibbsprune: <sentence>`` on standard error, with exit status 2; a run
 stopped by Ctrl-C or SIGTERM exits with 130.
@@ -20,6 +20,7 @@ EPILOG = """\
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
+  gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
   gibbsprune train --data cifar10 --structure kernel   prune whole kernels of a ResNet-20
 """
@@ -34,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import data, demo, describe, train
+    from gibbsprune.cli import compare, data, demo, describe, report, suite, train
 
     parser = Parser(
         prog="gibbsprune",
@@ -44,7 +45,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, demo, data, describe):
+    for module in (train, compare, demo, data, describe, suite, report):
         module.add_parser(commands)
     return parser
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from typing import Any
 
-from gibbsprune.cli.values import add_recipe_options, every, number, recipe_changes, seed_list, whole
+from gibbsprune import methods
+from gibbsprune.cli.values import (
+    add_recipe_options,
+    add_setting_options,
+    every,
+    number,
+    recipe_changes,
+    seed_list,
+    setting_values,
+    whole,
+)
 from gibbsprune.errors import UserError
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
 from gibbsprune.training.spec import (
     HAMILTONIANS,
-    METHODS,
     PRECISIONS,
     SAMPLERS,
     STRUCTURES,
@@ -41,7 +51,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         help="train and prune a network, or resume a run",
-        description="Train a network and prune it while it trains. Everything lands in a run folder.",
+        description="Train and prune a network, by Gibbs pruning or another method. All of it lands in a run folder.",
+        epilog=_methods(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     hamiltonians = ", ".join(SAMPLERS)
@@ -55,7 +67,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--seeds", type=seed_list, metavar="A-B", help="several runs as one fleet: 0-15 or 0,3,7")
 
     how = parser.add_argument_group("how to prune")
-    how.add_argument("--method", metavar="NAME", help=f"{', '.join(METHODS)} (gibbs)")
+    how.add_argument("--method", metavar="NAME", help="one of the methods below (gibbs)")
     how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}")
     how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
     how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
@@ -71,6 +83,9 @@ def add_parser(commands: Any) -> None:
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
 
+    timed = "cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits"
+    long.add_argument("--autotune", action="store_true", help=timed)
+
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
@@ -78,8 +93,19 @@ def add_parser(commands: Any) -> None:
     kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
     kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")
+    add_setting_options(parser)
     add_recipe_options(parser)
     parser.set_defaults(handler=handle, parser=parser)
+
+
+def _methods() -> str:
+    """One entry per method: what it does, and to which structures."""
+    lines = []
+    for how in methods.METHODS.values():
+        kinds = f" [{', '.join(how.structures)}]" if how.prunes else ""
+        first, *rest = textwrap.wrap(how.about + kinds, 76)
+        lines += [f"  {how.name:<18}{first}", *(f"{'':<20}{line}" for line in rest)]
+    return "\n".join(["methods:", *lines])
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -103,7 +129,7 @@ def handle(options: argparse.Namespace) -> int:
         specs,
         out=options.out,
         device=options.device or "auto",
-        options=run.Options(epochs, seconds, options.tensorboard),
+        options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
         command=options.command_line,
     )
     _report(specs, outcome)
@@ -129,7 +155,12 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
     if data.endswith(".npz"):
         data = os.path.abspath(data)  # a resumed run may start in another folder
     seeds = options.seeds if options.seeds is not None else [options.seed or 0]
-    return [RunSpec(data=data, recipe=chosen, seed=seed, **fields) for seed in seeds]
+    method = options.method or "gibbs"
+    for name in ("hamiltonian", "coupling", "sampler"):
+        if name in fields and method != "gibbs":
+            raise UserError(f"--{name} is for method 'gibbs', not for {method!r}")
+    settings = setting_values(options)
+    return [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -137,7 +168,8 @@ def _resume(options: argparse.Namespace) -> int:
     free = ("resume", "device", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
         if name not in free and value not in (None, False):
-            flag = "--" + name.removeprefix("recipe_").replace("_", "-") if name != "recipe" else "--recipe"
+            bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
+            flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")
     from gibbsprune.training import run
     from gibbsprune.training.folder import RunFolder

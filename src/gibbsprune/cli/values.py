@@ -1,9 +1,11 @@
-"""How option values are read: numbers, lists of seeds, and one option per field of a recipe."""
+"""How option values are read: numbers, lists of seeds; one option per field of a recipe and setting of a method."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
+from gibbsprune.methods import METHODS
 from gibbsprune.training.recipes import FIELDS
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
@@ -58,6 +60,36 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
         if name not in _NOT_OPTIONS:
             flag = "--" + name.replace("_", "-")
             group.add_argument(flag, dest="recipe_" + name, metavar="X", help=field.meaning.replace("%", "%%"))
+
+
+def add_setting_options(parser: argparse.ArgumentParser) -> None:
+    """One option per setting of the methods; the run itself reads and checks the value."""
+    group = parser.add_argument_group("method settings", "Each belongs to the methods that its line names.")
+    settings: dict[str, dict[str, list[str]]] = {}  # of each setting, what it means to whom
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            meaning = setting.meaning.removeprefix(f"{method.name}: ")
+            settings.setdefault(name, {}).setdefault(meaning, []).append(method.name)
+    for name, meanings in settings.items():
+        told = "; ".join(f"{', '.join(owners)}: {meaning}" for meaning, owners in meanings.items())
+        flag, help_text = "--" + name.replace("_", "-"), told.replace("%", "%%")
+        if name == "ramping":
+            group.add_argument(flag, dest="setting_" + name, action="store_const", const=True, help=help_text)
+        else:
+            metavar = "RUN" if name == "from" else "X"
+            group.add_argument(flag, dest="setting_" + name, metavar=metavar, help=help_text)
+
+
+def setting_values(options: argparse.Namespace) -> dict[str, object]:
+    """The settings of the method given on the command line; a run's folder as an absolute path."""
+    given = {
+        name.removeprefix("setting_"): value
+        for name, value in vars(options).items()
+        if name.startswith("setting_") and value is not None
+    }
+    if "from" in given:
+        given["from"] = os.path.abspath(given["from"])  # a resumed run may start in another folder
+    return given
 
 
 def recipe_changes(options: argparse.Namespace) -> dict[str, str]:

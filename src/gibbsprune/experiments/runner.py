@@ -1,11 +1,12 @@
-"""Runs a fleet of cells within a time budget, from where it was: a cut run loses minutes, not runs."""
+"""Trains one fleet of cells within a time budget, from where it was: a cut run loses minutes, not runs."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import torch
 from ..data.arrays import Arrays
 from ..training import checkpoint
 from ..training.environment import describe_environment
+from ..training.finished import Finished, save_finished
 from ..training.fleet import Fleet
+from ..training.folder import RunFolder
+from ..training.interrupt import Interrupt
+from ..training.progress import clock
 from ..training.spec import RunSpec
-from . import store
+from . import pace, planner, store
+
+MARGIN = 5.0  # seconds of a budget that are not planned with
 
 
 def run(
@@ -25,67 +32,133 @@ def run(
     results: Path,
     work: Path,
     device: str = "cpu",
-    budget: float = float("inf"),
+    budget: float = math.inf,
     evaluate_every: int = 10,
     checkpoint_seconds: float = 60.0,
     revision: str = "unknown",
+    keep: Collection[str] | None = None,
+    autotune: bool = False,
     say: Callable[[str], None] = print,
 ) -> bool:
     """Trains ``specs`` as one fleet and writes their results; False if the budget (seconds) ended first.
 
-    ``work`` keeps the fleet's checkpoints, in a folder named by a hash of the cells.
+    ``work`` keeps the fleet's cells and checkpoints until it is finished, in a folder named by a hash of the cells, and
+    under ``finished`` the weights and masks of the cells named in ``keep`` (None: all), which others start from.
     """
     began = time.monotonic()
-    folder = work / fleet_key(specs)
-    folder.mkdir(parents=True, exist_ok=True)
-    fleet = Fleet(specs, arrays, device)
-    curves: list[list[dict[str, Any]]] = [[] for _ in specs]
-    spent = 0.0
-    found = checkpoint.load_latest(folder, warn=say)
-    if found is not None:
-        state = found[1]
-        fleet.load_state_dict(state["fleet"])
-        curves, spent = state["curves"], state["spent"]
-        say(f"continuing {len(specs)} runs from epoch {fleet.epoch}")
-    saved = time.monotonic()
-    epoch_seconds = 0.0
-    while fleet.epoch < fleet.epochs:
-        start = time.monotonic()
-        if start - began + 1.5 * epoch_seconds + 3 > budget:
-            _save(folder, fleet, curves, spent + start - began)
-            say(f"stopped before epoch {fleet.epoch} of {fleet.epochs}: the budget of {budget:.0f} s is spent")
-            return False
-        metrics = fleet.train_epoch()
-        if fleet.epoch % evaluate_every == 0 or fleet.epoch == fleet.epochs:
-            for curve, train, test in zip(curves, metrics, fleet.evaluate()):
-                curve.append({"epoch": fleet.epoch, **train, **{f"test_{key}": v for key, v in test.items()}})
-            shown = " ".join(f"{100 * curve[-1]['test_accuracy']:.1f}" for curve in curves)
-            left = (fleet.epochs - fleet.epoch) * (time.monotonic() - start)
-            say(f"epoch {fleet.epoch}/{fleet.epochs} {time.monotonic() - began:.0f}s (left {left:.0f}s): {shown}")
-        epoch_seconds = max(epoch_seconds * 0.9, time.monotonic() - start) if fleet.epoch > 1 else 0.0
-        if time.monotonic() - saved > checkpoint_seconds:
-            _save(folder, fleet, curves, spent + time.monotonic() - began)
-            saved = time.monotonic()
-    _save(folder, fleet, curves, spent + time.monotonic() - began)
-    finals = fleet.finish()
-    seconds = spent + time.monotonic() - began
-    environment = describe_environment(torch.device(device))
-    for spec, final, curve in zip(specs, finals, curves):
-        store.write(results, spec, {
-            **final, "epochs": spec.total_epochs, "curve": curve, "fleet": len(specs), "seconds": seconds,
-            "environment": environment, "revision": revision,
-        })  # fmt: skip
-        say(f"{spec.name()}: {100 * final['accuracy']:.2f} % (recal. {100 * final['accuracy_recalibrated']:.2f}), "
-            f"sparsity {final['sparsity']:.4f}, agreement {final['agreement']:.6f}")  # fmt: skip
+    folder = work / planner.fleet_key(specs)
+    planner.begin(folder, specs)
+    held = RunFolder(folder)
+    held.lock()
+    try:
+        with Interrupt(tell=say) as interrupt:
+            fleet = Fleet(specs, arrays, device, finished=work / planner.FINISHED, autotune=autotune)
+            training = _Training(fleet, folder, began, budget, say)
+            training.resume()
+            if not training.train(interrupt, evaluate_every, checkpoint_seconds):
+                return False
+        finals = fleet.finish()
+        _keep(fleet, work / planner.FINISHED, keep)
+        shared = {
+            "fleet": len(specs), "seconds": training.spent + time.monotonic() - began,
+            "environment": describe_environment(torch.device(device)), "revision": revision,
+        }  # fmt: skip
+        for spec, final, curve in zip(specs, finals, training.curves):
+            store.write(results, spec, {**final, "epochs": spec.total_epochs, "curve": curve, **shared})
+            say(f"{spec.name()}: {100 * final['accuracy']:.2f} % (recal. {100 * final['accuracy_recalibrated']:.2f}), "
+                f"sparsity {final['sparsity']:.4f}, agreement {final['agreement']:.6f}")  # fmt: skip
+        training.note_pace(work)
+    finally:
+        held.unlock()
+    shutil.rmtree(folder, ignore_errors=True)
     return True
 
 
-def fleet_key(specs: Sequence[RunSpec]) -> str:
-    """A name for the fleet's work folder, from all its cells."""
-    text = json.dumps([spec.as_dict() for spec in specs], sort_keys=True)
-    return f"fleet-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+class _Training:
+    """The epochs of a fleet: tested now and then, saved often, stopped before the budget ends."""
+
+    def __init__(self, fleet: Fleet, folder: Path, began: float, budget: float, say: Callable[[str], None]) -> None:
+        self.fleet, self.folder, self.began, self.budget, self.say = fleet, folder, began, budget, say
+        self.curves: list[list[dict[str, Any]]] = [[] for _ in fleet.specs]
+        self.spent = 0.0  # by earlier processes
+        self.paced: tuple[int, float] | None = None  # the epoch after the first one here, and when it was reached
+
+    def resume(self) -> None:
+        found = checkpoint.load_latest(self.folder, warn=self.say)
+        if found is not None:
+            self.fleet.load_state_dict(found[1]["fleet"])
+            self.curves, self.spent = found[1]["curves"], found[1]["spent"]
+            self.say(f"continuing {len(self.curves)} runs from epoch {self.fleet.epoch}")
+
+    def train(self, interrupt: Interrupt, evaluate_every: int, checkpoint_seconds: float) -> bool:
+        fleet, saved, longest, testing = self.fleet, time.monotonic(), 0.0, 0.0
+        while fleet.epoch < fleet.epochs:
+            start = time.monotonic()
+            due = 1.5 * longest if self.paced else pace.START[fleet.device.type]  # the first epoch here compiles
+            if start - self.began + due + testing + MARGIN > self.budget:
+                return self._stop()
+            interrupt.begin_epoch()
+            metrics = fleet.train_epoch(interrupt.step)
+            now = time.monotonic()
+            longest = max(0.9 * longest, now - start) if self.paced else 0.0
+            self.paced = self.paced or (fleet.epoch, now)
+            if fleet.epoch % evaluate_every == 0 or fleet.epoch == fleet.epochs:
+                self._test(metrics)
+                testing = max(testing, time.monotonic() - now)
+            if interrupt.requested or time.monotonic() - saved > checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+            interrupt.end_epoch()
+        self.save()
+        if time.monotonic() - self.began + 4 * testing + MARGIN > self.budget:  # the last tests would not be ready
+            return self._stop()
+        return True
+
+    def _test(self, metrics: Sequence[dict[str, Any]]) -> None:
+        fleet = self.fleet
+        for curve, train, test, wait in zip(self.curves, metrics, fleet.evaluate(), fleet.waits):
+            if fleet.epoch > wait:
+                curve.append({"epoch": fleet.epoch - wait, **train, **{f"test_{key}": v for key, v in test.items()}})
+        shown = " ".join(f"{100 * curve[-1]['test_accuracy']:.1f}" if curve else "–" for curve in self.curves)
+        took = clock(time.monotonic() - self.began)
+        self.say(f"epoch {fleet.epoch}/{fleet.epochs} {took} ({clock(self.left())} left): {shown}")
+
+    def left(self) -> float:
+        """Seconds until the last epoch, at the pace since the first one here, which compiled."""
+        if self.paced is None or self.fleet.epoch <= self.paced[0]:
+            return math.nan
+        each = (time.monotonic() - self.paced[1]) / (self.fleet.epoch - self.paced[0])
+        return each * (self.fleet.epochs - self.fleet.epoch)
+
+    def note_pace(self, work: Path) -> None:
+        """Leaves what the epochs here took, for the next estimate."""
+        if self.paced is None or self.fleet.epoch <= self.paced[0]:
+            return
+        device, specs = pace.device_name(self.fleet.device), self.fleet.specs
+        known = pace.Pace(device, self.fleet.steps_per_epoch)
+        if specs[0].model in pace.MEASURED.get(device, {}):
+            epochs = self.fleet.epoch - self.paced[0]
+            expected = pace.TESTING * known.step_seconds(specs) * known.steps * epochs
+            pace.record(work, device, specs, epochs, time.monotonic() - self.paced[1], expected)
+
+    def save(self) -> None:
+        state = {
+            "fleet": self.fleet.state_dict(), "curves": self.curves, "spent": self.spent + time.monotonic() - self.began
+        }  # fmt: skip
+        checkpoint.save(self.folder, self.fleet.epoch, state, keep=2)
+
+    def _stop(self) -> bool:
+        self.save()
+        fleet = self.fleet
+        self.say(f"stopped before epoch {fleet.epoch} of {fleet.epochs}: the budget of {self.budget:.0f} s is spent")
+        return False
 
 
-def _save(folder: Path, fleet: Fleet, curves: list[list[dict[str, Any]]], spent: float) -> None:
-    state = {"fleet": fleet.state_dict(), "curves": curves, "spent": spent}
-    checkpoint.save(folder, fleet.epoch, state, keep=2)
+def _keep(fleet: Fleet, folder: Path, names: Collection[str] | None) -> None:
+    """Saves the weights and masks of finished runs that others start from."""
+    for k, spec in enumerate(fleet.specs):
+        if names is None or spec.name() in names:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(parents=True)
+            masks = fleet.final[k] if fleet.final is not None else {}
+            save_finished(folder / f"{spec.name()}.safetensors", Finished(spec, fleet.model(k).state_dict(), masks))

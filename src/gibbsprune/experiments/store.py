@@ -18,6 +18,9 @@ FIELDS = {
     "nonzero": int, "layers": list, "epochs": int, "curve": list, "fleet": int, "seconds": float, "environment": dict,
     "revision": str,
 }  # fmt: skip
+#: What each pruned layer and each tested epoch says.
+LAYER = {"name": str, "weights": int, "kept": int, "sparsity": float, "neighbourhoods": int, "target": float}
+POINT = {"epoch": int, "loss": float, "train_accuracy": float, "lr": float, "test_accuracy": float, "test_loss": float}
 
 
 def path(folder: Path, spec: RunSpec) -> Path:
@@ -48,18 +51,36 @@ def read(file: Path) -> dict[str, Any]:
 
 def check(record: dict[str, Any]) -> None:
     """Refuses a record with a field missing, unknown or of another type, or of another version."""
-    if not isinstance(record, dict):
-        raise UserError(f"a result is a JSON object, not a {type(record).__name__}")
-    for name, kind in FIELDS.items():
-        if name not in record:
-            raise UserError(f"a result lacks the field {name!r}")
-        value = record[name]
-        if isinstance(value, bool) or not isinstance(value, (float, int) if kind is float else kind):
-            raise UserError(f"a result's {name!r} is {value!r}, which is not a {kind.__name__}")
+    _check_fields("a result", record, FIELDS)
+    for layer in record["layers"]:
+        _check_fields("a layer of a result", layer, LAYER)
+    for point in record["curve"]:
+        _check_fields("a point of a result's curve", point, POINT)
+    for name in ("accuracy", "accuracy_converged", "accuracy_recalibrated", "agreement", "sparsity"):
+        if not 0 <= record[name] <= 1:
+            raise UserError(f"a result's {name!r} is {record[name]!r}, which is not between 0 and 1")
     if record["version"] != VERSION:
         raise UserError(f"a result's version is {record['version']}, which is not {VERSION}")
     if unknown := sorted(set(record) - set(FIELDS)):
         raise UserError(f"a result has no field {unknown[0]!r}; its fields are {', '.join(FIELDS)}")
+
+
+def _check_fields(what: str, record: Any, fields: dict[str, type]) -> None:
+    if not isinstance(record, dict):
+        raise UserError(f"{what} is a JSON object, not a {type(record).__name__}")
+    for name, kind in fields.items():
+        if name not in record:
+            raise UserError(f"{what} lacks the field {name!r}")
+        value = record[name]
+        if isinstance(value, bool) or not isinstance(value, (float, int) if kind is float else kind):
+            raise UserError(f"{what}'s {name!r} is {value!r}, which is not a {kind.__name__}")
+
+
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """Every result of a folder, by name."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of results")
+    return [read(file) for file in sorted(folder.glob("*.json"))]
 
 
 def missing(folder: Path, cells: Iterable[RunSpec]) -> list[RunSpec]:

@@ -10,8 +10,9 @@ exp(J S²/2) is a Gaussian integral over an auxiliary field u (Hubbard–Straton
 
 given u all spins are independent, and a row needs one number u. It is drawn in one of three exact ways:
 
-* **Two states.** Where J n > 40 + 2 max|h_i| all but the two uniform states together have less mass than n·e^−40: the
-  row is kept whole with probability σ(−2 Σ h_i), and u is not needed.
+* **Two states.** Where J n > 40 + 2 max|h_i|, or J > max(h_i, 0) + (20 + log n)/(n − 1) for all i, or the same with
+  −h_i, all but the two uniform states together have less mass than n·e^−40: the row is kept whole with probability
+  σ(−2 Σ h_i), and u is not needed. (Fields h = β(Q − w²) have no lower bound, but the upper bound βQ.)
 * **Recursion over S** for small n. Given S the coupling is constant, so S is drawn from e_s(y)·exp(J S²/2) with e_s the
   elementary symmetric polynomials of the odds y_i = exp(−2 h_i), and then u from the normal law N(J S, J).
 * **Lattice** for large n. On a lattice of spacing δ the sum over u equals the integral up to a factor
@@ -66,9 +67,9 @@ def _draw(
     """A mask, with a neighbourhood's elements ``along`` that dimension of all arguments."""
     size, rows = field.shape[along], 1 - along
     total = field.sum(along, keepdim=True)
-    extreme = torch.maximum(field.amax(along, keepdim=True), -field.amin(along, keepdim=True))
     ordered = uniform.narrow(along, 0, 1) < (-2 * total).sigmoid_()
-    open_rows = (coupling * size <= CERTAIN + 2 * extreme).flatten().nonzero().flatten()
+    two = two_states(coupling, field.amax(along, keepdim=True), -field.amin(along, keepdim=True), size)
+    open_rows = (~two).flatten().nonzero().flatten()
     if len(open_rows) == field.shape[rows]:
         u = auxiliary(field, coupling, uniform.double())
         return spins < (u.to(field.dtype) - field).mul_(2).sigmoid_()
@@ -78,6 +79,18 @@ def _draw(
         u = auxiliary(field, coupling, uniform.double())
         mask.index_copy_(rows, open_rows, spins < (u.to(field.dtype) - field).mul_(2).sigmoid_())
     return mask
+
+
+def two_states(coupling: Tensor, above: Tensor, below: Tensor, size: int) -> Tensor:
+    """Whether only the two uniform states have mass; ``above`` is the largest field, ``below`` the largest −field."""
+    extreme, room = torch.maximum(above, below), slack(size)
+    one_sided = coupling > torch.minimum(above.clamp_min(0), below.clamp_min(0)) + room
+    return (coupling * size > CERTAIN + 2 * extreme) | one_sided
+
+
+def slack(size: int) -> float:
+    """By how much J must exceed the fields on one side (docs/theory.md): (20 + log n)/(n − 1)."""
+    return (CERTAIN / 2 + math.log(size)) / (size - 1)
 
 
 # -- recursion over S ------------------------------------------------------------------------------------------------

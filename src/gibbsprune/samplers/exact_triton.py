@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .exact import REACH, SPACING
+from .exact import REACH, SPACING, slack
 from .source import Source
 
 POINTS = 512  # lattice points that a proposal covers; a row that needs more walks the lattice
@@ -21,6 +21,7 @@ POINTS = 512  # lattice points that a proposal covers; a row that needs more wal
 def _narrow(
     field, coupling, seeds, mask, rows,
     N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
+    SLACK: tl.constexpr,
 ):  # fmt: skip
     """Several short rows: u from the lattice, by adding Gumbel noise to log p(u) and taking the largest."""
     r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -33,8 +34,8 @@ def _narrow(
     seed = tl.load(seeds + r, mask=row_ok, other=0)
     zero = tl.zeros([BLOCK_R], tl.int32)
     total = tl.sum(h, 1)
-    extreme = tl.max(tl.abs(h), 1)
-    two = j * N > 40 + 2 * extreme
+    above, below = tl.maximum(tl.max(h, 1), 0.0), tl.maximum(tl.max(-h, 1), 0.0)
+    two = (j * N > 40 + 2 * tl.maximum(above, below)) | (j > tl.minimum(above, below) + SLACK)
     root = tl.sqrt(j)
     points = tl.where(two | (r >= rows), 0.0, tl.ceil((N * root + REACH) / SPACING))
     best = tl.full([BLOCK_R], float("-inf"), tl.float32)
@@ -62,6 +63,7 @@ def _narrow(
 def _wide(
     field, coupling, seeds, mask,
     N: tl.constexpr, BLOCK_N: tl.constexpr, POINTS: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
+    SLACK: tl.constexpr,
 ):  # fmt: skip
     """One long row: a proposal from the Taylor polynomial of the log density, the lattice itself if rejected."""
     r = tl.program_id(0).to(tl.int64)
@@ -71,7 +73,8 @@ def _wide(
     j = tl.load(coupling + r)
     seed = tl.load(seeds + r)
     total = tl.sum(h, 0)
-    two = j * N > 40 + 2 * tl.max(tl.abs(h), 0)
+    above, below = tl.maximum(tl.max(h, 0), 0.0), tl.maximum(tl.max(-h, 0), 0.0)
+    two = (j * N > 40 + 2 * tl.maximum(above, below)) | (j > tl.minimum(above, below) + SLACK)
     mean = total / N
     away = tl.where(live, h - mean, 0.0)
     second = tl.sum(away * away, 0)
@@ -120,7 +123,7 @@ def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
     mask = torch.empty(rows, size, dtype=torch.bool, device=field.device)
     tensors = (field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8))
     block_n = max(16, triton.next_power_of_2(size))
-    constants = {"N": size, "BLOCK_N": block_n, "SPACING": SPACING, "REACH": REACH}
+    constants = {"N": size, "BLOCK_N": block_n, "SPACING": SPACING, "REACH": REACH, "SLACK": slack(size)}
     if size > 32:
         _wide[(rows,)](*tensors, **constants, POINTS=POINTS)
     else:  # few rows to a program, since one row outside the two-state regime makes all of them walk the lattice

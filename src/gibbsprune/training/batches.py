@@ -37,13 +37,16 @@ class Batches:
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(self.batch, device=device)
 
-    def draw_epoch(self) -> None:
-        """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
+    def draw_epoch(self, active: Sequence[bool] | None = None) -> None:
+        """A new order, shift and flip for every image of every run; what does not fill a batch is left out.
+
+        Runs that are not active draw nothing and see the same images again.
+        """
         used, ways = self.order.shape[1], 2 * self.shift + 1
-        order = [torch.randperm(self.count, generator=g)[:used] for g in self.generators]
-        code = [torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g) for g in self.generators]
-        self.order.copy_(torch.stack(order))
-        self.code.copy_(torch.stack(code))
+        for k, g in enumerate(self.generators):
+            if active is None or active[k]:
+                self.order[k].copy_(torch.randperm(self.count, generator=g)[:used])
+                self.code[k].copy_(torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g))
         self.cursor.zero_()
 
     def next(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -53,8 +56,15 @@ class Batches:
         ways = 2 * self.shift + 1
         dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
         x = standardise(crop_flip(self.images, index, dy, dx, flip, self.size), self.mean, self.std, dtype)
-        self.cursor += self.batch
+        self.cursor.add_(self.batch).remainder_(self.order.shape[1])
         return _runs_as_channels(x), self.labels[index]
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Some training images of one run, unshifted, (count, C, H, W)."""
+        index = torch.randperm(self.count, generator=generator)[:count].to(self.images.device)
+        (height, width), edge = self.size, self.shift
+        images = self.images[index][:, edge : edge + height, edge : edge + width]
+        return standardise(images, self.mean, self.std, torch.float32).permute(0, 3, 1, 2)
 
     def evaluation(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The same images for every run, unshifted."""

@@ -1,18 +1,46 @@
-"""A training step as one CUDA graph, replayed without the host in between; elsewhere the step as it is."""
+"""A training step as one CUDA graph around a compiled network, replayed without the host in between.
+
+Elsewhere than on CUDA the step is called as it is. What cannot be compiled or captured runs uncompiled or uncaptured.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """``torch.compile(function)``, or the function itself, with a warning, where it cannot be compiled."""
+    chosen = torch.compile(function, dynamic=False, **options)
+
+    def call(*arguments: Any) -> Any:
+        nonlocal chosen
+        try:
+            return chosen(*arguments)
+        except TorchDynamoException as error:
+            if chosen is function:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            warnings.warn(f"the network could not be compiled and runs uncompiled: {reason}", stacklevel=2)
+            chosen = function
+            return function(*arguments)
+
+    return call
 
 
 class Step:
     """Calls ``function`` every step; on CUDA it is captured after ``warmup`` calls and replayed from then on.
 
-    Whatever the function touches must stay allocated as long as this object, and it must not wait for the host. A
-    function that cannot be captured goes on being called, with a warning that says why.
+    Steps run on a stream of their own, so that several objects work side by side; :meth:`join` before looking at what
+    they did. Whatever the function touches must stay allocated as long as this object, and it must not wait for the
+    host. A function that cannot be captured goes on being called, with a warning that says why.
+
+    With ``autotune`` cuDNN times its algorithms and takes the fastest, which may differ from one process to the next
+    in the last bits of their results; without it every process takes the same, deterministic ones.
     """
 
     def __init__(
@@ -21,29 +49,41 @@ class Step:
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
         warmup: int = 3,
+        autotune: bool = False,
     ) -> None:
         self.function, self.generators, self.remaining = function, list(generators), warmup
-        self.wanted = device.type == "cuda"
+        self.wanted = self.cuda = device.type == "cuda"
+        self.autotune = autotune
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(device) if self.wanted else None
+        self.stream = torch.cuda.Stream(device) if self.cuda else None
 
     def __call__(self) -> None:
-        if self.graph is not None:
-            self.graph.replay()
-        elif not self.wanted:
-            self.function()
-        elif self.remaining > 0:
-            self.remaining -= 1
-            self._on_side_stream()
-        else:
-            self._capture()
-
-    def _on_side_stream(self) -> None:
-        assert self.stream is not None
+        if self.stream is None:
+            return self.function()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
+            if self.graph is not None:
+                self.graph.replay()
+            elif not self.wanted or self.remaining > 0:
+                self.remaining -= 1
+                self._run()
+            else:
+                self._capture()
+
+    def join(self) -> None:
+        """Lets what comes next wait for the steps made so far."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _run(self) -> None:
+        """The function, with cuDNN's choice of algorithms as it was asked for."""
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.deterministic
+        cudnn.benchmark, cudnn.deterministic = self.autotune, not self.autotune
+        try:
             self.function()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -52,12 +92,12 @@ class Step:
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, stream=self.stream):
-                self.function()
+                self._run()
         except Exception as error:
             torch.cuda.synchronize()
             self.wanted = False
             warnings.warn(f"the training step could not be captured and runs uncaptured: {error}", stacklevel=2)
-            self.function()
+            self._run()
             return
         self.graph = graph
         graph.replay()

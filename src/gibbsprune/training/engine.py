@@ -7,6 +7,7 @@ captured graph. Learning rates and β are device tensors, filled between epochs;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,17 @@ from torch.nn.modules.conv import _ConvNd
 from ..data.arrays import Arrays
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
+from ..methods import Rule
 from ..recalibration import recalibrate
+from ..threshold import mean_squares, quantile
 from .batches import Batches
-from .capture import Step
+from .capture import Step, compiled
+from .finished import Finished
 from .fuse import fuse, share
 from .network import new_model, stream, takes_channels_last
 from .optimizers import FlatOptimizer
-from .sites import run_sites, schedule
+from .replica import Replica
+from .sites import run_sites
 from .spec import RunSpec
 
 EVALUATION_BATCH = 500
@@ -33,8 +38,17 @@ RECALIBRATION_BATCHES = 40
 class Engine:
     """Trains the runs ``specs``, which share architecture, data, batch size and optimiser."""
 
-    def __init__(self, specs: Sequence[RunSpec], arrays: Arrays, device: torch.device) -> None:
-        self.specs, self.runs, self.device = list(specs), len(specs), device
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        arrays: Arrays,
+        device: torch.device,
+        sources: Sequence[Finished | None] | None = None,
+        autotune: bool = False,
+        epochs: int | None = None,
+    ) -> None:
+        """``epochs`` is how long the whole fleet trains: runs that train less start later, so that all end together."""
+        self.specs, self.runs, self.device, self.arrays = list(specs), len(specs), device, arrays
         models = [new_model(spec, arrays) for spec in specs]
         self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
         self.model = fuse(models)
@@ -47,11 +61,20 @@ class Engine:
             attach(module, masked := Masked(module.weight))  # type: ignore[arg-type]
             self.masks[name] = masked.mask
         self.sites = [(name, k, site) for k, sites in enumerate(self.names) for name, site in sites.items()]
-        sites = [Site(**{**vars(site), "run": k}) for _, k, site in self.sites]
-        self.law = Law(sites, compiled=device.type == "cuda")
-        self.schedules = [schedule(spec, [s.count * s.size for s in sites.values()]) for spec, sites in
-                          zip(specs, self.names)]  # fmt: skip
+        placed = [replace(site, run=k) for _, k, site in self.sites]
+        self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in placed]
+        self.rules: list[tuple[Rule, list[int]]] = []
+        for how in dict.fromkeys(spec.how for spec in specs):
+            mine = [i for i, (_, k, _) in enumerate(self.sites) if specs[k].how is how]
+            if mine and (rule := how.rule([placed[i] for i in mine], specs, device)) is not None:
+                self.rules.append((rule, mine))
+        self.limited = [i for i, (_, k, _) in enumerate(self.sites) if specs[k].how.ends_with != "held"]
+        self.limit = Law([placed[i] for i in self.limited])
+        self.levels = [spec.how.level(spec, list(sites.values())) for spec, sites in zip(specs, self.names)]
         self.optimizer = FlatOptimizer(*self._parameters(), self.runs, specs[0].recipe)
+        for name in self.layers:
+            own = [spec.how.penalty(spec) if name in sites else 0.0 for spec, sites in zip(specs, self.names)]
+            self.optimizer.set_penalties(stored_weight(self.model.get_submodule(name)), own)
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
@@ -65,9 +88,19 @@ class Engine:
         self.dtype = torch.bfloat16 if low else torch.float32
         self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
         if device.type == "cuda":
-            self.losses = torch.compile(self._losses, dynamic=False)
+            self.losses = compiled(self._losses)
             self.optimizer.compile()
-        self.step = Step(self._step, device, self.mask_streams)
+        self.step = Step(self._step, device, self.mask_streams, autotune=autotune)
+        self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
+        self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
+        self.saved: list[dict[str, Tensor]] = [
+            _copy(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
+        ]
+        self.done, self.entered = 0, -1
+        longest = epochs or max(spec.own_epochs for spec in specs)
+        self.waits, self.idle = [longest - spec.own_epochs for spec in specs], False
+        self.fresh = [_copy(self.run_state(k)) if wait else {} for k, wait in enumerate(self.waits)]
+        self.fresh_streams = [generator.get_state() for generator in self.mask_streams]
 
     def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
         everywhere = self.specs[0].recipe.decay_on == "all"
@@ -78,7 +111,17 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """One step, in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
+        """One step; values that a method wants back later are put aside after it."""
+        if not self.idle:
+            self._advance()
+        self.done += 1
+        for k, at in enumerate(self.save_at):
+            if at is not None and at == self.done - self.waits[k] * self.batches.steps:
+                self.step.join()
+                self.saved[k] = _copy(self.run_state(k))
+
+    def _advance(self) -> None:
+        """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
         if self.runs > 1:
             return self.step()  # a network with such layers is not fused
         generator = torch.default_generator
@@ -95,8 +138,7 @@ class Engine:
 
     def _step(self) -> None:
         x, y = self.batches.next(self.dtype)
-        if self.sites:
-            self.set_masks(self.law.draw(self.weights(), self.betas, self.mask_streams))
+        self.draw_masks()
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
         self.optimizer.step(grads)
@@ -126,8 +168,36 @@ class Engine:
         return [share(self.masks[name], k, self.runs) for name, k, _ in self.sites]
 
     @torch.no_grad()
+    def draw_masks(self) -> None:
+        """A fresh mask for every layer whose method draws one; the others keep theirs."""
+        weights, views = self.weights(), self.mask_views()
+        for rule, places in self.rules:
+            drawn = rule.draw([weights[i] for i in places], self.betas, self.mask_streams)
+            torch._foreach_copy_([views[i] for i in places], drawn)
+
+    @torch.no_grad()
     def set_masks(self, masks: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(self.mask_views(), list(masks))
+        if self.sites:
+            torch._foreach_copy_(self.mask_views(), list(masks))
+
+    @torch.no_grad()
+    def limits(self) -> list[Tensor]:
+        """The masks with which the runs would end now, but for a last draw: converged ones, or those held."""
+        masks, weights = list(self.held), self.weights()
+        for i, mask in zip(self.limited, self.limit.converged([weights[i] for i in self.limited])):
+            masks[i] = mask
+        return masks
+
+    @torch.no_grad()
+    def final_masks(self) -> list[Tensor]:
+        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
+        masks, weights = self.limits(), self.weights()
+        for rule, places in self.rules:
+            if self.specs[self.sites[places[0]][1]].how.ends_with == "drawn":
+                drawn = rule.draw([weights[i] for i in places], self.betas, self.mask_streams)
+                for i, mask in zip(places, drawn):
+                    masks[i] = _settle(self.sites[i][2], weights[i], mask, masks[i])
+        return masks
 
     @torch.no_grad()
     def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
@@ -140,40 +210,72 @@ class Engine:
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
+    def enter(self, epoch: int) -> None:
+        """What the runs' methods do before an epoch; after the last one, the phases that need no training."""
+        if self.entered == epoch:
+            return
+        for run, spec, wait in zip(self.replicas, self.specs, self.waits):
+            if wait and epoch == wait:
+                self._start(run)
+            start = wait
+            for index, phase in enumerate(spec.phases):
+                if start == epoch:
+                    spec.how.begin_phase(run, index)
+                start += phase.epochs
+            if wait <= epoch < start:
+                spec.how.begin_epoch(run, epoch - wait)
+        self.entered = epoch
+
+    @torch.no_grad()
+    def _start(self, run: Replica) -> None:
+        """Brings a run that has waited to its beginning."""
+        for name, value in run.values().items():
+            value.copy_(self.fresh[run.k][name])
+        self.mask_streams[run.k].set_state(self.fresh_streams[run.k])
+        self.optimizer.forget(run.k)
+
     def begin_epoch(self, epoch: int) -> None:
-        """Draws the epoch's data order, sets learning rates and β."""
+        """Lets the methods act, draws the epoch's data order, sets learning rates and β."""
+        self.enter(epoch)
+        self.set_masks(self.held)
         self.model.train()
-        self.batches.draw_epoch()
+        self.batches.draw_epoch([epoch >= wait for wait in self.waits])
         self.set_schedules(epoch)
+        self.done = epoch * self.batches.steps
+        self.idle = all(epoch < wait for wait in self.waits)
         self.loss_sum.zero_()
         self.correct.zero_()
 
     def set_schedules(self, epoch: int) -> None:
-        self.rates = [spec.recipe.learning_rate(epoch, spec.stretch) for spec in self.specs]
+        """Learning rates and β of an epoch; a run that waits learns nothing."""
+        own = [epoch - wait for wait in self.waits]
+        self.rates = [spec.learning_rate(e) if e >= 0 else 0.0 for spec, e in zip(self.specs, own)]
         self.optimizer.set_rates(self.rates)
-        self.beta_values = [s(epoch // spec.stretch) for s, spec in zip(self.schedules, self.specs)]
+        self.beta_values = [level(max(0, e)) for level, e in zip(self.levels, own)]
         self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
 
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
+        self.step.join()
         seen = self.batches.steps * self.batches.batch
-        agreement = self.agreement(self.mask_views(), self.law.converged(self.weights())) if self.sites else []
+        agreement = self.agreement(self.mask_views(), self.limits())
+        drawn = [spec.how.ends_with == "drawn" for spec in self.specs]
         return [
             {
                 "loss": self.loss_sum[k].item() / self.batches.steps,
                 "train_accuracy": self.correct[k].item() / seen,
                 "lr": self.rates[k],
-                "beta": self.beta_values[k] if self.names[k] else None,
-                "agreement": agreement[k] if self.names[k] else None,
+                "beta": self.beta_values[k] if drawn[k] else None,
+                "agreement": agreement[k] if drawn[k] else None,
             }
             for k in range(self.runs)
         ]
 
     @torch.no_grad()
     def evaluate(self, masks: Sequence[Tensor] | None = None) -> list[dict[str, float]]:
-        """Test accuracy and loss of each run with the given masks, by default the converged ones."""
-        if self.sites:
-            self.set_masks(self.law.converged(self.weights()) if masks is None else masks)
+        """Test accuracy and loss of each run with the given masks, by default :meth:`limits`."""
+        self.step.join()
+        self.set_masks(self.limits() if masks is None else masks)
         self.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
         for images, labels in zip(self.x_test.split(EVALUATION_BATCH), self.y_test.split(EVALUATION_BATCH)):
@@ -198,12 +300,29 @@ class Engine:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def buffers(self) -> dict[str, Tensor]:
-        """Batch-norm statistics; masks are drawn anew at every step."""
+        """Batch-norm statistics; masks are drawn anew at every step, or held."""
         masks = {id(mask) for mask in self.masks.values()}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _held(self) -> list[Tensor]:
+        """The masks that must be remembered."""
+        drawn = set(self.limited)
+        return [mask for i, mask in enumerate(self.held) if i not in drawn]
+
+    def run_state(self, k: int) -> dict[str, Tensor]:
+        """Run k's parameters and buffers under the names of the ordinary network, as views."""
+        masks = {id(mask) for mask in self.masks.values()}
         return {
+            name.replace("parametrizations.weight.original", "weight"): share(tensor.detach(), k, self.runs)
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+            if id(tensor) not in masks
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        self.step.join()
+        return {
+            "held": self._held(),
+            "saved": self.saved,
             "optimizer": self.optimizer.state_dict(),
             "buffers": self.buffers(),
             "data_streams": [g.get_state() for g in self.data_streams],
@@ -214,6 +333,7 @@ class Engine:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """In place, since a captured graph goes on using the same memory."""
+        self.step.join()
         self.optimizer.load_state_dict(state["optimizer"])
         for name, buffer in self.buffers().items():
             buffer.copy_(state["buffers"][name])
@@ -221,13 +341,15 @@ class Engine:
             for generator, saved in zip(getattr(self, what), state[what]):
                 generator.set_state(saved.cpu())
         self.layer_state = state["layer_state"].cpu()
+        for mask, saved in zip(self._held(), state["held"]):
+            mask.copy_(saved)
+        self.saved = [{name: tensor.to(self.device) for name, tensor in saved.items()} for saved in state["saved"]]
+        self.entered = -1
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
         """Run k as an ordinary model on the CPU, with the given masks burnt in."""
         model = new_model(self.specs[k], arrays)
-        fused = {name.replace("parametrizations.weight.original", "weight"): tensor
-                 for name, tensor in self.model.state_dict().items()}  # fmt: skip
-        own = {name: share(fused[name], k, self.runs).cpu().clone() for name in model.state_dict()}
+        own = {name: tensor.cpu().clone() for name, tensor in self.run_state(k).items()}
         for name, mask in masks.items():
             own[f"{name}.weight"] *= mask.cpu()
         model.load_state_dict(own)
@@ -243,6 +365,17 @@ class _Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x)
+
+
+def _settle(site: Site, weight: Tensor, mask: Tensor, converged: Tensor) -> Tensor:
+    """The drawn mask, but for neighbourhoods exactly on Q by a tie of floats, which no field decides."""
+    means = mean_squares(weight, site.structure)
+    ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
+    return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
+
+
+def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:

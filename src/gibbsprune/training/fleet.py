@@ -1,13 +1,15 @@
 """A fleet: K runs of one architecture trained together, each as if it were alone.
 
 The runs are fused into one network where the architecture allows it, else each has an engine (on CUDA: a graph and a
-stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate.
+stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate. Runs
+of fewer epochs than others wait before they start (``waits``), so that all end together.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..threshold import kept_count, mean_squares, quantile
+from ..threshold import kept_count
 from .engine import Engine
+from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
 from .network import new_model
 from .spec import RunSpec
@@ -29,17 +32,36 @@ SHARED = ("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps",
 class Fleet:
     """Trains ``specs`` together; one spec is an ordinary run."""
 
-    def __init__(self, specs: Sequence[RunSpec], arrays: Arrays, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        arrays: Arrays,
+        device: torch.device | str = "cpu",
+        finished: Path | None = None,
+        autotune: bool = False,
+    ) -> None:
+        """``finished`` is where runs named by others (``from``) lie, if they are not folders.
+
+        With ``autotune`` cuDNN chooses its kernels by timing them: faster, but no longer the same from one process to
+        the next in the last bits.
+        """
         if not specs:
             raise UserError("a fleet needs at least one run")
         self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
         _check_shared(self.specs)
-        self.epoch, self.epochs = 0, self.specs[0].total_epochs
+        self.epoch, self.epochs = 0, max(spec.own_epochs for spec in self.specs)
         if len(specs) == 1 or _fusable(self.specs, arrays):
             groups = [list(range(len(specs)))]
         else:
             groups = [[k] for k in range(len(specs))]
-        self.engines = [Engine([self.specs[k] for k in group], arrays, self.device) for group in groups]
+        sources = [_source(spec, finished) for spec in self.specs]
+        self.engines = [
+            Engine(
+                [self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, self.epochs
+            )
+            for group in groups
+        ]
+        self.waits = [self.epochs - spec.own_epochs for spec in self.specs]
         self.home = {k: (engine, i) for engine, group in zip(self.engines, groups) for i, k in enumerate(group)}
         self.steps_per_epoch = self.engines[0].batches.steps
         self.final: list[dict[str, Tensor]] | None = None
@@ -72,10 +94,9 @@ class Fleet:
         return self._in_order([results for results, _ in finals])
 
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
-        weights = engine.weights()
-        converged = engine.law.converged(weights)
-        drawn = engine.law.draw(weights, engine.betas, engine.mask_streams) if engine.sites else []
-        final = [_settle(site, w, m, c) for (_, _, site), w, m, c in zip(engine.sites, weights, drawn, converged)]
+        if self.epoch == self.epochs:
+            engine.enter(self.epoch)
+        converged, final = engine.limits(), engine.final_masks()
         agreement = engine.agreement(final, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
         kept = {name: tensor.clone() for name, tensor in engine.buffers().items()}
@@ -107,8 +128,7 @@ class Fleet:
         engine, i = self.home[k]
         if self.final is not None:
             return engine.extract(i, self.arrays, self.final[k])
-        converged = engine.law.converged(engine.weights())
-        masks = {name: mask for (name, run, _), mask in zip(engine.sites, converged) if run == i}
+        masks = {name: mask for (name, run, _), mask in zip(engine.sites, engine.limits()) if run == i}
         return engine.extract(i, self.arrays, masks)
 
     def masks(self, k: int) -> dict[str, Tensor]:
@@ -140,7 +160,6 @@ class Fleet:
                 self._synchronise()
                 began = time.perf_counter()
             for engine in self.engines:
-                engine.batches.cursor.zero_()
                 engine.advance()
         self._synchronise()
         seconds = (time.perf_counter() - began) / max(1, count)
@@ -157,10 +176,10 @@ class Fleet:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed fleet needs: weights, optimisers, batch-norm statistics, every random stream."""
-        return {"version": 1, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
+        return {"version": 2, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("version") != 1 or not _alike(self.state_dict(), state):
+        if state.get("version") != 2 or not _alike(self.state_dict(), state):
             raise UserError("the saved state is of other runs, another network or another kind of device")
         self.final = None
         for engine, saved in zip(self.engines, state["engines"]):
@@ -173,13 +192,6 @@ class Fleet:
         """One list over all runs, in the order of the specs."""
         position = {id(engine): n for n, engine in enumerate(self.engines)}
         return [per_engine[position[id(engine)]][i] for engine, i in (self.home[k] for k in range(len(self.specs)))]
-
-
-def _settle(site: Any, weight: Tensor, mask: Tensor, converged: Tensor) -> Tensor:
-    """The drawn mask, but for neighbourhoods exactly on Q by a tie of floats, which no field decides."""
-    means = mean_squares(weight, site.structure)
-    ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
-    return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
@@ -198,10 +210,16 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def _source(spec: RunSpec, root: Path | None) -> Finished | None:
+    """The finished run that a run starts from."""
+    named = spec.setting("from")
+    return None if named is None else read_finished(named, spec.seed, root)
+
+
 def _check_shared(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
-        for what in ("data", "model", "precision", "total_epochs"):
+        for what in ("data", "model", "precision"):
             if getattr(spec, what) != getattr(first, what):
                 raise UserError(f"the runs of a fleet must share {what}: {getattr(first, what)!r} and "
                                 f"{getattr(spec, what)!r} differ")  # fmt: skip

@@ -16,7 +16,8 @@ from .spec import RunSpec
 
 def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
     """A run's network, initialised from its seed, with the recipe's batch norm."""
-    model = build(spec.model, arrays.classes, arrays.channels, stream(spec.seed, "weights"))
+    weights = "new weights" if spec.method == "reinit" else "weights"
+    model = build(spec.model, arrays.classes, arrays.channels, stream(spec.seed, weights))
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise UserError(f"{spec.model}: {lazy[0]} has no size yet; give its layer all its sizes instead of a lazy one")
     for module in model.modules():
@@ -26,8 +27,11 @@ def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
 
 
 def stream(seed: int, what: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """One of a run's independent random streams: for its weights, data, masks, or layers such as dropout."""
-    key = ("weights", "data", "masks", "layers").index(what)
+    """One of a run's independent random streams: for its weights, data, masks, or layers such as dropout.
+
+    "new weights" are for a run that must not start where another one of the same seed does.
+    """
+    key = ("weights", "data", "masks", "layers", "new weights").index(what)
     number = int(np.random.SeedSequence([seed, key]).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(number >> 1)
 

@@ -27,20 +27,34 @@ class FlatOptimizer:
         self.grads = torch.zeros_like(self.values)
         for parameter, value in zip(self.parameters, self.values.split(sizes)):
             parameter.data = value.view(parameter.shape)
-        # The run and the weight decay of every element: inside a fused tensor the runs follow one another.
-        index = [torch.arange(runs).repeat_interleave(size // runs) for size in sizes]
+        # The run of every element: inside a fused tensor the runs follow one another.
+        self.runs = runs
+        index = [torch.arange(runs, dtype=torch.uint8 if runs < 256 else torch.int32).repeat_interleave(size // runs)
+                 for size in sizes]  # fmt: skip
         self.run = torch.cat(index).to(device)
         decay = [torch.full((size,), recipe.weight_decay if on else 0.0) for size, on in zip(sizes, decayed)]
         self.decay = torch.cat(decay).to(device)
-        self.rate = torch.zeros_like(self.values)
-        self.steps = torch.zeros((), device=device)
+        self.penalty: Tensor | None = None
+        self.rates = torch.zeros(runs, device=device)
+        self.steps = torch.zeros(runs, device=device)
         names = ("first", "second") if recipe.optimizer == "adam" else ("velocity",)
         self.state = {name: torch.zeros_like(self.values) for name in names}
         self.adam, self.sgd = adam_, sgd_
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """The learning rate of each run."""
-        self.rate.copy_(torch.tensor(rates, device=self.rate.device)[self.run])
+        self.rates.copy_(torch.tensor(rates))
+
+    def set_penalties(self, parameter: Tensor, penalties: Sequence[float]) -> None:
+        """λ of each run's l1 penalty λ·Σ|w| on one of the parameters, from the beginning or not at all."""
+        if not any(penalties):
+            return
+        if self.penalty is None:
+            self.penalty = torch.zeros_like(self.values)
+        each = torch.tensor(penalties).repeat_interleave(parameter.numel() // self.runs)
+        for own, part in zip(self.parameters, self.penalty.split([p.numel() for p in self.parameters])):
+            if own is parameter:
+                part.copy_(each)
 
     def compile(self) -> None:
         """The update as one compiled kernel."""
@@ -51,12 +65,19 @@ class FlatOptimizer:
         """One update of all parameters from their gradients."""
         torch.cat([grad.reshape(-1).float() for grad in grads], out=self.grads)
         self.steps += 1
-        recipe, shared = self.recipe, (self.values, self.grads, self.rate, self.decay)
+        recipe, shared = self.recipe, (self.values, self.grads, self.decay, self.penalty, self.run, self.rates)
         if recipe.optimizer == "adam":
             moments = self.state["first"], self.state["second"], self.steps
             self.adam(*shared, *moments, recipe.beta1, recipe.beta2, recipe.eps)
         else:
             self.sgd(*shared, self.state["velocity"], recipe.momentum, recipe.nesterov)
+
+    @torch.no_grad()
+    def forget(self, run: int) -> None:
+        """Starts a run's moments from nothing, as those of a new optimiser."""
+        for tensor in self.state.values():
+            tensor.masked_fill_(self.run == run, 0)
+        self.steps[run] = 0
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"values": self.values, "steps": self.steps, **self.state}
@@ -70,8 +91,10 @@ class FlatOptimizer:
 def adam_(
     values: Tensor,
     grads: Tensor,
-    rate: Tensor,
     decay: Tensor,
+    penalty: Tensor | None,
+    run: Tensor,
+    rates: Tensor,
     first: Tensor,
     second: Tensor,
     steps: Tensor,
@@ -79,23 +102,42 @@ def adam_(
     beta2: float,
     eps: float,
 ) -> None:
-    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − λ m̂ / (√v̂ + ε), with g the gradient plus decay · w."""
-    g = grads + decay * values
+    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − λ m̂ / (√v̂ + ε), with g as in :func:`_full`."""
+    g = _full(values, grads, decay, penalty)
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    correction1, correction2 = _gone(beta1, steps), _gone(beta2, steps).sqrt()
-    values.sub_(rate / correction1 * first / (second.sqrt() / correction2 + eps))
+    rate, root = _each(rates / _gone(beta1, steps), run), _each(_gone(beta2, steps).rsqrt(), run)
+    values.sub_(rate * first / (second.sqrt() * root + eps))
+
+
+def sgd_(
+    values: Tensor,
+    grads: Tensor,
+    decay: Tensor,
+    penalty: Tensor | None,
+    run: Tensor,
+    rates: Tensor,
+    velocity: Tensor,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """v ← μv + g, w ← w − λ(g + μv) with Nesterov's momentum, else w ← w − λv, with g as in :func:`_full`."""
+    g = _full(values, grads, decay, penalty)
+    velocity.mul_(momentum).add_(g)
+    values.sub_(_each(rates, run) * (g + momentum * velocity if nesterov else velocity))
+
+
+def _full(values: Tensor, grads: Tensor, decay: Tensor, penalty: Tensor | None) -> Tensor:
+    """The gradient of the loss plus decay · w, plus that of an l1 penalty, λ · sign(w)."""
+    g = grads + decay * values
+    return g if penalty is None else g + penalty * values.sign()
+
+
+def _each(per_run: Tensor, run: Tensor) -> Tensor:
+    """A value per run, given to each of its elements."""
+    return per_run if len(per_run) == 1 else per_run[run.int()]
 
 
 def _gone(decay: float, steps: Tensor) -> Tensor:
     """1 − decay^steps, without the cancellation that leaves float32 five digits of 1 − 0.999."""
     return -torch.expm1(steps * math.log(decay)) if decay else torch.ones_like(steps)
-
-
-def sgd_(
-    values: Tensor, grads: Tensor, rate: Tensor, decay: Tensor, velocity: Tensor, momentum: float, nesterov: bool
-) -> None:
-    """v ← μv + g, w ← w − λ(g + μv) with Nesterov's momentum, else w ← w − λv, with g the gradient plus decay · w."""
-    g = grads + decay * values
-    velocity.mul_(momentum).add_(g)
-    values.sub_(rate * (g + momentum * velocity if nesterov else velocity))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.training.fields import choice, flag, number, optional, text, whole, wholes
+from gibbsprune.fields import choice, flag, number, optional, text, whole, wholes
 
 
 @dataclass(frozen=True)

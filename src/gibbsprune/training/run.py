@@ -34,7 +34,7 @@ from gibbsprune.training.spec import RunSpec
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is kept, which has no influence on its result.
+    """How a run is kept and carried out, which has no influence on its result but for the last bits (``autotune``).
 
     A checkpoint is written after every ``checkpoint_epochs`` epochs, but not sooner than
     ``checkpoint_seconds`` after the one before; the last epoch always has one.
@@ -43,6 +43,7 @@ class Options:
     checkpoint_epochs: int = 1
     checkpoint_seconds: float = 0.0
     tensorboard: bool = False
+    autotune: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def start(
     progress = progress or make_progress()
     with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
-        fleet = Fleet(specs, arrays, device=where)
+        fleet = Fleet(specs, arrays, device=where, autotune=options.autotune)
         about = {
             "command": command,
             "started": _now(),
@@ -113,7 +114,7 @@ def resume(
         with Interrupt(tell=progress.note) as interrupt:
             arrays = data.load(folder.specs[0].data)
             _check_same(folder, arrays, describe_environment(where), progress)
-            fleet = Fleet(folder.specs, arrays, device=where)
+            fleet = Fleet(folder.specs, arrays, device=where, autotune=options.autotune)
             found = checkpoint.load_latest(folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}"))
             epoch, state = found if found is not None else (0, None)
             if state is not None:
@@ -194,6 +195,8 @@ def _train(
             if events is not None:
                 events.add(done, records)
             for run, drawn, record in zip(folder.runs, masks, records):
+                if record["beta"] is None:
+                    continue  # only annealed masks have a picture of how they freeze
                 save_snapshot(run / "snapshots", drawn, done, record["beta"])
             due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
             if due or done == fleet.epochs or interrupt.requested:
@@ -207,7 +210,7 @@ def _train(
 def how_to_resume(folder: RunFolder) -> str:
     """The line a stopped run leaves behind."""
     saved = checkpoint.checkpoints(folder.checkpoints)
-    state = f"saved after epoch {saved[-1][0]} of {folder.specs[0].total_epochs}" if saved else "nothing saved yet"
+    state = f"saved after epoch {saved[-1][0]} of {folder.specs[0].own_epochs}" if saved else "nothing saved yet"
     return f"stopped, {state}; continue with: gibbsprune train --resume {folder.path}"
 
 

@@ -7,15 +7,16 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gibbsprune import methods
 from gibbsprune.errors import UserError
 from gibbsprune.training.recipes import RECIPES, Recipe
 
-METHODS = ("gibbs", "dense")
+METHODS = tuple(methods.METHODS)
 STRUCTURES = ("weight", "kernel", "filter")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -60,7 +61,7 @@ class RunSpec:
     Without a ``hamiltonian`` the structure's default is filled in, without a ``recipe`` the data's.
     ``epochs`` scales the recipe (:func:`scale_recipe`), so that afterwards ``spec.epochs`` is
     ``spec.recipe.epochs``; ``stretch`` repeats every epoch of every schedule that many times. ``include`` and
-    ``exclude`` are patterns of layer names.
+    ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
 
     >>> RunSpec(structure="kernel", seed=3).name()
     'digits-resnet20-gibbs-kernel-quadratic-0.9-s3'
@@ -81,6 +82,7 @@ class RunSpec:
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
     precision: str = "auto"
+    settings: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
@@ -100,7 +102,40 @@ class RunSpec:
             object.__setattr__(self, "hamiltonian", HAMILTONIANS[self.structure][0])
         for patterns in ("include", "exclude"):
             object.__setattr__(self, patterns, _patterns(patterns, getattr(self, patterns)))
+        self._check_method()
         self._check_law()
+
+    def _check_method(self) -> None:
+        """Refuse structures and settings that the method does not have, and complete its settings."""
+        if self.structure not in self.how.structures and self.how.prunes:
+            raise UserError(
+                f"method {self.method!r} has no structure {self.structure!r}; it has {_listed(self.how.structures)}"
+            )
+        given = dict(self.settings)
+        for name in given:
+            if name not in self.how.settings:
+                known = _listed(tuple(self.how.settings)) or "none"
+                raise UserError(f"method {self.method!r} has no setting {name!r}; its settings: {known}")
+        complete = []
+        for name, setting in self.how.settings.items():
+            value = given.get(name)
+            if value is not None:
+                try:
+                    value = setting.parse(value)
+                except ValueError as error:
+                    raise UserError(f"{name} is {value!r}; {error}") from None
+            complete.append((name, setting.default(self) if value is None else value))
+        object.__setattr__(self, "settings", tuple(complete))
+        self.how.check(self)
+
+    @property
+    def how(self) -> methods.Method:
+        """The method itself."""
+        return methods.method(self.method)
+
+    def setting(self, name: str) -> Any:
+        """One of the method's settings; None where it has none of that name."""
+        return dict(self.settings).get(name)
 
     def _check_law(self) -> None:
         """Refuse a law that does not exist: which Hamiltonian, sampler, sparsity and coupling go together."""
@@ -123,9 +158,28 @@ class RunSpec:
             raise UserError(f"coupling must be a positive number, but {self.coupling!r} was given")
 
     @property
+    def phases(self) -> list[methods.Phase]:
+        """What the run trains, one phase after another, stretching included."""
+        return self.how.phases(self)
+
+    @property
+    def own_epochs(self) -> int:
+        """The number of epochs that this run trains."""
+        return sum(phase.epochs for phase in self.phases)
+
+    @property
     def total_epochs(self) -> int:
-        """The number of epochs trained, stretching included."""
-        return self.recipe.epochs * self.stretch
+        """The number of epochs that the result costs: the run's own and those of the run that it continues."""
+        return self.how.epochs_before(self) + self.own_epochs
+
+    def learning_rate(self, epoch: int) -> float:
+        """The learning rate of one of the run's own epochs; beyond them, the last phase's."""
+        *before, last = self.phases
+        for phase in before:
+            if epoch < phase.epochs:
+                return phase.rate(epoch)
+            epoch -= phase.epochs
+        return last.rate(epoch)
 
     def replace(self, **changes: Any) -> RunSpec:
         """A copy with some fields changed. A new recipe brings its own epochs unless they are given."""
@@ -133,6 +187,9 @@ class RunSpec:
             changes.setdefault("epochs", None)
         if changes.get("structure", self.structure) != self.structure:
             changes.setdefault("hamiltonian", None)
+        same = changes.get("method", self.method) == self.method
+        chosen = {k: v for k, v in dict(self.settings).items() if same and v != self.how.settings[k].default(self)}
+        changes.setdefault("settings", chosen)
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,6 +198,7 @@ class RunSpec:
         values["recipe"] = self.recipe.as_dict()
         for patterns in ("include", "exclude"):
             values[patterns] = None if values[patterns] is None else list(values[patterns])
+        values["settings"] = dict(self.settings)
         return values
 
     @classmethod
@@ -162,12 +220,15 @@ class RunSpec:
             _slug(self.model),
             self.method,
         ]
-        if self.method != "dense":
-            parts += [self.structure, str(self.hamiltonian), f"{self.sparsity:g}"]
+        if self.how.prunes:
+            law = [str(self.hamiltonian)] if self.method == "gibbs" else []
+            parts += [self.structure, *law, f"{self.sparsity:g}"]
+        if self.method == "gibbs":
             if self.hamiltonian == "quadratic" and self.coupling != 0.01:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)
+        parts += self._setting_parts()
         parts += self._recipe_parts()
         if self.stretch != 1:
             parts.append(f"x{self.stretch}")
@@ -178,6 +239,16 @@ class RunSpec:
         if with_seed:
             parts.append(f"s{self.seed}")
         return "-".join(parts)
+
+    def _setting_parts(self) -> list[str]:
+        """The method's settings that are not the default."""
+        parts = []
+        for name, value in dict(self.settings).items():
+            setting = self.how.settings[name]
+            if value != setting.default(self):
+                text = "" if value is True else _hash(value) if isinstance(value, str) else f"{value:g}"
+                parts.append(f"{setting.short}{text}")
+        return parts
 
     def _recipe_parts(self) -> list[str]:
         """The recipe's name unless it is the data's default, its epochs if changed, a hash of the rest."""

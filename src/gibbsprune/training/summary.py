@@ -9,7 +9,7 @@ from typing import Any
 
 from gibbsprune.training import pictures
 from gibbsprune.training.checkpoint import write_atomic
-from gibbsprune.training.folder import RunFolder
+from gibbsprune.training.folder import RunFolder, run_names
 from gibbsprune.training.progress import clock
 from gibbsprune.training.snapshots import load_snapshots
 from gibbsprune.training.spec import RunSpec
@@ -23,24 +23,31 @@ def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
 
 def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Sequence[str] | None) -> str:
     """The text of the summary; ``drawn`` names the pictures beside it, None says that none could be drawn."""
-    spec = folder.specs[0]
+    spec, mixed = folder.specs[0], is_mixed(folder.specs)
+    annealed = any(one.method == "gibbs" for one in folder.specs)
     parts = [
         f"# {folder.path.name}",
-        headline(spec, results),
+        f"{len(results)} runs of {spec.model} on {spec.data}, trained together." if mixed else headline(spec, results),
         "## Result",
         result_table(folder.specs, results),
-        RESULT_NOTE,
+        RESULT_NOTE if annealed else PLAIN_NOTE,
     ]
     if drawn is None:
         parts.append("No pictures: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
-    else:
+    elif drawn:
+        captions = CAPTIONS if annealed else {**CAPTIONS, "curves.png": "Accuracy and loss over the epochs."}
         parts.append("## Pictures")
-        parts += [f"![{CAPTIONS[name]}]({name})\n\n{CAPTIONS[name]}" for name in drawn]
+        parts += [f"![{captions[name]}]({name})\n\n{captions[name]}" for name in drawn]
     layers = results[0].get("layers") or []
-    if layers:
+    if layers and not mixed:
         title = "## Layers" if len(results) == 1 else f"## Layers of seed {spec.seed}"
         parts += [title, layer_table(layers)]
-    parts += ["## Settings", settings_table(folder), "## Files", _files(folder)]
+    parts += [
+        "## Settings of the first run" if mixed else "## Settings",
+        settings_table(folder),
+        "## Files",
+        _files(folder),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,6 +55,11 @@ RESULT_NOTE = (
     "Test accuracy of the last epoch: with the final mask, which is one more draw from the law; with the "
     "converged mask; and with the final mask after re-estimating the batch-norm statistics on training data. "
     "Agreement is the share of weights on which the two masks are equal."
+)
+
+PLAIN_NOTE = (
+    "Test accuracy of the last epoch with the final mask, and again after re-estimating the batch-norm statistics on "
+    "training data with that mask: they are stale where training saw other masks, as in targeted dropout and l1."
 )
 
 CAPTIONS = {
@@ -64,17 +76,22 @@ def percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
 
 
+def is_mixed(specs: Sequence[RunSpec]) -> bool:
+    """Whether runs of a fleet differ in more than their seeds."""
+    return len({spec.name(with_seed=False) for spec in specs}) > 1
+
+
 def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
     """The result in one sentence."""
     accuracies = [result["accuracy"] for result in results]
     reached = f"**{percent(statistics.fmean(accuracies))}**"
     if len(results) > 1:
         reached += f" ± {100 * statistics.stdev(accuracies):.2f} ({len(results)} seeds)"
-    if spec.method == "dense":
-        return f"{spec.model} on {spec.data}, dense, reached {reached} test accuracy."
+    if not spec.how.prunes:
+        return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
     return (
-        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise to a sparsity of "
+        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise by {spec.method} to a sparsity of "
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
         f"{parameters:,} parameters left."
     )
@@ -99,9 +116,10 @@ def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) ->
     """One row per run."""
     header = ["run", "accuracy", "converged mask", "recalibrated"]
     header += ["agreement", "sparsity", "parameters", "nonzero", "time"]
+    labels = run_names(specs) if is_mixed(specs) else [f"seed {spec.seed}" for spec in specs]
     rows = [
         [
-            f"seed {spec.seed}",
+            label,
             percent(result["accuracy"]),
             percent(result.get("accuracy_converged")),
             percent(result.get("accuracy_recalibrated")),
@@ -111,7 +129,7 @@ def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) ->
             f"{result['nonzero']:,}",
             clock(result.get("seconds", math.nan)),
         ]
-        for spec, result in zip(specs, results)
+        for label, result in zip(labels, results)
     ]
     return table(header, rows)
 
@@ -138,8 +156,9 @@ def settings_table(folder: RunFolder) -> str:
     rows = [
         [key, f"{value}"]
         for key, value in spec.as_dict().items()
-        if key not in ("recipe", "seed") and value is not None
+        if key not in ("recipe", "seed", "settings") and value is not None
     ]
+    rows += [[key, f"{value}"] for key, value in dict(spec.settings).items() if value is not None]
     rows.append(["seed", ", ".join(str(s.seed) for s in folder.specs)])
     rows += [[f"recipe: {key}", f"{value}"] for key, value in spec.recipe.as_dict().items()]
     hardware = folder.record.get("hardware", {})
@@ -150,15 +169,17 @@ def settings_table(folder: RunFolder) -> str:
 
 def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
     """Draw what there is to draw and name it."""
+    if is_mixed(folder.specs):
+        return []  # curves of different methods have no common mean
     histories = [history for history in folder.metrics() if history]
-    dense = folder.specs[0].method == "dense"
+    dense, annealed = not folder.specs[0].how.prunes, folder.specs[0].method == "gibbs"
     drawn = []
     if histories:
-        pictures.draw_curves(folder.path / "curves.png", histories, dense)
+        pictures.draw_curves(folder.path / "curves.png", histories, dense or not annealed)
         drawn.append("curves.png")
     if dense:
         return drawn
-    if histories:
+    if histories and annealed:
         pictures.draw_annealing(folder.path / "annealing.png", histories)
         drawn.append("annealing.png")
     if results[0].get("layers"):

@@ -1,0 +1,96 @@
+"""``gibbsprune compare``: all methods on one task, in one table and one picture."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from gibbsprune.cli.train import chosen_recipe
+from gibbsprune.cli.values import number, seed_list, whole
+from gibbsprune.errors import UserError
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import STRUCTURES, RunSpec
+
+EPILOG = """\
+A method may be named with settings, and several times with different ones:
+  gibbsprune compare --methods gibbs,gibbs:stretch=2,lottery:rounds=1,lottery:rounds=3,l1:penalty=0.01
+The same command continues a comparison that was stopped, and takes what it finished before."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``compare`` to the commands."""
+    parser = commands.add_parser(
+        "compare",
+        help="train all methods on one task: one table, one picture",
+        description="Train all methods that have a structure, over several seeds, and compare them: accuracy,\n"
+        "sparsity, epochs and time in one table, and accuracy against epochs in a picture.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what is compared")
+    what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
+    what.add_argument("--model", metavar="NAME", help="as in train (resnet8 for digits, else resnet20)")
+    what.add_argument("--structure", default="weight", metavar="NAME", help=f"{', '.join(STRUCTURES)} (weight)")
+    what.add_argument("--sparsity", type=number, metavar="P", help="the fraction removed (0.9; filters 0.75)")
+    what.add_argument("--methods", metavar="A,B", help="some of the methods (all that have the structure)")
+    what.add_argument("--seeds", type=seed_list, default=[0, 1, 2], metavar="A-B", help="runs of each method (0-2)")
+
+    how = parser.add_argument_group("how")
+    how.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    how.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
+    how.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
+    how.add_argument("--out", metavar="FOLDER", help="for tables and runs (runs/compare-<data>-<model>-…)")
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Train what is missing, then tell."""
+    import torch
+
+    from gibbsprune.training import comparison, comparison_report
+
+    base = chosen_base(options)
+    wanted = None if options.methods is None else [name for name in options.methods.split(",") if name.strip()]
+    if wanted == []:
+        raise UserError(f"--methods is {options.methods!r}; it must be names separated by commas")
+    entries = comparison.choose(base.structure, wanted)
+    out = Path(options.out) if options.out is not None else Path("runs") / default_name(base)
+    fleets = comparison.plan(entries, base, options.seeds, out)
+    cells = [cell for fleet in fleets for cell in fleet]
+    print(f"{comparison_report.title(base, options.seeds)}: {len(cells)} runs in {len(fleets)} fleets")
+    threads = torch.get_num_threads()
+    if base.data == "digits":
+        torch.set_num_threads(1)  # images of 8×8 pixels give several threads nothing to do but wait for each other
+    try:
+        comparison.train(fleets, options.device, options.command_line, lambda line: print(f"\n{line}", flush=True))
+    except KeyboardInterrupt:
+        print("The same gibbsprune compare command continues this comparison.", flush=True)
+        raise
+    finally:
+        torch.set_num_threads(threads)
+    found = comparison_report.rows(cells)
+    written = comparison_report.write_report(out, base, options.seeds, found, options.command_line)
+    print(f"\n{comparison_report.result_table(found)}\n")
+    print(f"See {', '.join(map(str, written))}.")
+    return 0
+
+
+def chosen_base(options: argparse.Namespace) -> RunSpec:
+    """What all runs share."""
+    data = options.data or "digits"
+    if data.endswith(".npz"):
+        data = os.path.abspath(data)  # a continued comparison may start in another folder
+    model = options.model or ("resnet8" if data == "digits" else "resnet20")
+    sparsity = options.sparsity if options.sparsity is not None else 0.75 if options.structure == "filter" else 0.9
+    options.data = data
+    recipe = chosen_recipe(options)
+    return RunSpec(data=data, model=model, structure=options.structure, sparsity=sparsity, recipe=recipe)
+
+
+def default_name(base: RunSpec) -> str:
+    """A folder's name from all that is compared: ``compare-digits-resnet8-weight-0.9``."""
+    dense = base.replace(method="dense").name(with_seed=False)
+    return "compare-" + dense.replace("-dense", f"-{base.structure}-{base.sparsity:g}", 1)

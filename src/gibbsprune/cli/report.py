@@ -1,0 +1,35 @@
+"""``gibbsprune report``: tables, figures and an interactive page from raw results."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``report`` to the commands."""
+    parser = commands.add_parser(
+        "report",
+        help="tables, figures and a page from the results of a suite",
+        description="Draw the paper's tables and figures from raw results, beside the paper's numbers.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("results", type=Path, metavar="FOLDER", help="raw results, such as results/paper")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER",
+                        help="figures, tables and index.html (report)")  # fmt: skip
+    parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="FOLDER",
+                        help="where results.md and its figures go as well (docs)")  # fmt: skip
+    parser.add_argument("--no-docs", action="store_true", help="leave the documentation alone")
+    parser.set_defaults(handler=handle, parser=parser)
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Write everything and say where it is."""
+    from gibbsprune.experiments import report
+
+    docs = None if options.no_docs else options.docs
+    report.write(options.results, options.out, docs)
+    print(f"Open {options.out / 'index.html'} in a browser; figures are in {options.out / 'figures'}.")
+    print(f"The tables are in {(docs or options.out) / 'results.md'}.")
+    return 0

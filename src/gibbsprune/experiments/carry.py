@@ -1,0 +1,116 @@
+"""A suite's state as a few files small enough to carry: results, what others start from, half-done fleets.
+
+Everything goes into one compressed archive, cut into parts; a list beside them says what the parts must be. Only plain
+files under ``results`` and ``work`` are ever taken out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from ..errors import UserError
+from ..training import checkpoint
+from ..training.checkpoint import write_atomic
+from . import pace, planner, store, suite
+from .paper import Cell
+
+PART = 15 * 2**20
+TOTAL = 60 * 2**20
+LIST = "suite-state.json"
+
+
+def pack(
+    everything: Sequence[Cell],
+    results: Path,
+    work: Path,
+    out: Path,
+    part: int = PART,
+    total: int = TOTAL,
+    say: Callable[[str], object] = print,
+) -> list[Path]:
+    """Writes the state into ``out`` as parts of at most ``part`` bytes; what does not fit into ``total`` is named."""
+    out.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for files in _groups(everything, results, work):
+            size = sum(file.stat().st_size for _, file in files)
+            if buffer.tell() + size > total and files[0][0].startswith("work/"):
+                say(f"left out of the state, which would be too large: {files[0][0]} ({size / 2**20:.1f} MiB)")
+                continue
+            for name, file in files:
+                archive.add(file, name, recursive=False)
+    content = buffer.getvalue()
+    pieces = [content[at : at + part] for at in range(0, len(content), part)]
+    for old in out.glob("suite-state.*"):
+        old.unlink()
+    paths, listed = [], []
+    for i, piece in enumerate(pieces):
+        paths.append(out / f"suite-state.{i:03d}")
+        write_atomic(paths[-1], piece)
+        listed.append({"name": paths[-1].name, "sha256": hashlib.sha256(piece).hexdigest()})
+    write_atomic(out / LIST, json.dumps(listed, indent=1) + "\n")
+    return [*paths, out / LIST]
+
+
+def _groups(everything: Sequence[Cell], results: Path, work: Path) -> Iterable[list[tuple[str, Path]]]:
+    """What goes or stays together, the most important first."""
+    for file in sorted(results.glob("*.json")):
+        yield [(f"results/{file.name}", file)]
+    if (record := work / pace.RECORD).exists():
+        yield [(f"work/{pace.RECORD}", record)]
+    fleets = planner.begun(work)
+    needed = [suite.source(spec) for specs in fleets.values() for spec in specs]
+    needed += [suite.source(cell.spec) for cell in everything if not store.path(results, cell.spec).exists()]
+    for name in dict.fromkeys(name for name in needed if name is not None):
+        if planner.saved(work, name):
+            kept = f"{planner.FINISHED}/{name}.safetensors"
+            yield [(f"work/{kept}", work / kept)]
+    for folder in fleets:
+        files = [folder / planner.CELLS, *(path for _, path in checkpoint.checkpoints(folder)[-1:])]
+        yield [(f"work/{folder.name}/{file.name}", file) for file in files]
+
+
+def unpack(source: Path, results: Path, work: Path) -> list[str]:
+    """Takes a packed state apart into the two folders; returns what was written."""
+    try:
+        listed = json.loads((source / LIST).read_text())
+        pieces = [(source / entry["name"]).read_bytes() for entry in listed]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{source} holds no whole state of a suite: {error}") from None
+    for entry, piece in zip(listed, pieces):
+        if hashlib.sha256(piece).hexdigest() != entry["sha256"]:
+            raise UserError(f"{source / entry['name']} is damaged (its checksum does not match)")
+    written = []
+    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces)), mode="r:gz") as archive:
+        for member in archive:
+            target = _target(member, results, work)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = archive.extractfile(member)
+            assert file is not None
+            write_atomic(target, file.read())
+            written.append(member.name)
+    _drop_finished(results, work)
+    return written
+
+
+def _target(member: tarfile.TarInfo, results: Path, work: Path) -> Path:
+    """Where a member belongs; anything but a plain file of ours is refused."""
+    parts = PurePosixPath(member.name).parts
+    roots = {"results": results, "work": work}
+    if not member.isfile() or len(parts) < 2 or parts[0] not in roots or ".." in parts:
+        raise UserError(f"the state holds {member.name!r}, which is not a file of a suite")
+    return roots[parts[0]].joinpath(*parts[1:])
+
+
+def _drop_finished(results: Path, work: Path) -> None:
+    """Forgets half-done fleets whose cells all have results by now."""
+    for folder, specs in planner.begun(work).items():
+        if all(store.path(results, spec).exists() for spec in specs):
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()

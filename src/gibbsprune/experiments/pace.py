@@ -1,0 +1,145 @@
+"""How long fleets take: measured on known devices, from trial steps elsewhere, corrected by what fleets took here."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..training.checkpoint import write_atomic
+from ..training.fleet import Fleet
+from ..training.spec import RunSpec
+
+#: Milliseconds per model and step by device, network and number of runs (benchmarks/README.md; one run: protocol).
+MEASURED: dict[str, dict[str, dict[int, float]]] = {
+    "NVIDIA H200": {
+        "resnet20": {1: 1.85, 8: 0.643, 16: 0.537, 32: 0.489},
+        "resnet56": {1: 4.86, 16: 1.45},
+    },
+}
+#: Of drawing masks at every step, relative to weight-wise ones; measured for one run, and a guess for the chain.
+SAMPLING = {"weight": 1.0, "kernel": 1.14, "filter": 1.07, "chromatic": 1.3}
+#: Seconds until the first step of a fleet, on a GPU (compiling) and elsewhere.
+START = {"cuda": 60.0, "cpu": 2.0}
+TESTING = 1.05  # evaluations and checkpoints on the way
+RECORD = "pace.json"
+
+
+@dataclass
+class Pace:
+    """Estimates seconds. ``trial`` gives the seconds of one step of one run where nothing was measured before."""
+
+    device: str  # the GPU's name, or "cpu"
+    steps: int = 390  # of one epoch
+    trial: Callable[[RunSpec], float] | None = None
+    correction: dict[str, float] = field(default_factory=dict)  # by network
+    tried: dict[str, float] = field(default_factory=dict)
+    sharing: int = 1  # fleets on the device at the same time
+
+    def step_seconds(self, specs: Sequence[RunSpec]) -> float:
+        """One step of all runs of a fleet together."""
+        model, count = specs[0].model, len(specs)
+        table = MEASURED.get(self.device, {}).get(model)
+        if table is not None:
+            seconds = between({runs: runs * ms / 1000 for runs, ms in table.items()}, count)
+        else:
+            seconds = count * self._tried(specs[0])
+        seconds *= statistics.fmean(sampling(spec) for spec in specs)
+        return seconds * self.correction.get(model, 1.0)
+
+    def _tried(self, spec: RunSpec) -> float:
+        if spec.model not in self.tried:
+            if self.trial is None:
+                raise UserError(f"the pace of {spec.model} on {self.device} is not known; no trial steps were possible")
+            self.tried[spec.model] = self.trial(spec)
+        return self.tried[spec.model]
+
+    def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
+        """A whole fleet, of which some epochs may be done already; runs of fewer epochs than others wait."""
+        epochs = max(spec.own_epochs for spec in specs) - done
+        return self.start + self.sharing * TESTING * self.step_seconds(specs) * self.steps * epochs
+
+    @property
+    def start(self) -> float:
+        """Seconds until a fleet's first step."""
+        return START["cpu" if self.device == "cpu" else "cuda"]
+
+    def waste(self, specs: Sequence[RunSpec]) -> float:
+        """Seconds spent on runs that wait for the others of a fleet."""
+        epochs = max(spec.own_epochs for spec in specs)
+        idle = sum(epochs - spec.own_epochs for spec in specs)
+        if not idle:
+            return 0.0
+        each = (self.step_seconds(specs) - self.step_seconds(specs[:1])) / max(1, len(specs) - 1)
+        return idle * self.steps * each
+
+    def learn(self, work: Path) -> None:
+        """Corrects the estimates by what the fleets of this work folder took on this device."""
+        ratios: dict[str, list[float]] = {}
+        for row in records(work):
+            if row["device"] == self.device:
+                ratios.setdefault(row["model"], []).append(row["seconds"] / row["expected"])
+        self.correction = {model: statistics.median(values) for model, values in ratios.items()}
+
+
+def sampling(spec: RunSpec) -> float:
+    """The relative cost of a run's masks."""
+    if spec.method != "gibbs":
+        return SAMPLING["weight"]
+    return SAMPLING["chromatic" if spec.sampler == "chromatic" else spec.structure]
+
+
+def between(points: dict[int, float], at: int) -> float:
+    """On the line through the two nearest points, of which the outer ones go on; one point: in proportion."""
+    known = sorted(points)
+    if len(known) == 1:
+        return points[known[0]] * at / known[0]
+    right = next((i for i in range(1, len(known) - 1) if known[i] >= at), len(known) - 1)
+    low, high = known[right - 1], known[right]
+    return points[low] + (points[high] - points[low]) * (at - low) / (high - low)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def of_device(device: torch.device, arrays: Arrays | None = None, work: Path | None = None) -> Pace:
+    """The pace on a device; with ``arrays`` unknown networks are tried out, on nothing else than a few steps."""
+
+    def trial(spec: RunSpec) -> float:
+        assert arrays is not None
+        plain = spec.replace(method="dense", settings={}, stretch=1)
+        return Fleet([plain], arrays, device).trial_steps(3)
+
+    images = 50_000 if arrays is None else len(arrays.x_train)
+    pace = Pace(device_name(device), images // 128, trial if arrays is not None else None)
+    if work is not None:
+        pace.learn(work)
+    return pace
+
+
+def records(work: Path) -> list[dict[str, Any]]:
+    """What fleets took: device, model, runs, epochs, seconds, and the seconds expected without correction."""
+    file = work / RECORD
+    try:
+        return list(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+
+
+def record(work: Path, device: str, specs: Sequence[RunSpec], epochs: int, seconds: float, expected: float) -> None:
+    """Adds what some epochs of a fleet took, its start not counted."""
+    row = {
+        "device": device, "model": specs[0].model, "runs": len(specs), "epochs": epochs,
+        "seconds": round(seconds, 2), "expected": round(expected, 2),
+    }  # fmt: skip
+    write_atomic(work / RECORD, json.dumps([*records(work), row], indent=1) + "\n")

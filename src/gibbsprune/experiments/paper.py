@@ -1,0 +1,242 @@
+"""The paper's evaluation as data: every number of its Tables II to IV and Figures 3 to 6 is a cell, which is a run.
+
+Table and figure numbers are those of the paper's source. Where a figure's points are not given there, the paper's text
+says what is varied; the values here are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..training.recipes import RECIPES
+from ..training.spec import HAMILTONIANS as POSSIBLE
+from ..training.spec import RunSpec
+
+MODELS = ("resnet20", "resnet56")
+SEEDS = (0, 1, 2)
+SPARSITY = {"weight": 0.9, "kernel": 0.9, "filter": 0.75}
+HAMILTONIANS = {
+    "weight": ("binary", "sign", "square", "abs"),
+    "kernel": ("binary", "sign", "quadratic"),
+    "filter": ("binary", "sign", "quadratic"),
+}
+RATES = (0.5, 0.75, 0.9, 0.95)
+HIGH_RATES = (*RATES, 0.98)
+STRETCHES = (1, 2, 4)
+#: Cost knobs, shortest first: epochs of fine-tuning after each step of pruning, and rounds of the lottery.
+TUNE_EPOCHS = (2, 10, 40)
+ROUNDS = (1, 2, 3, 5)
+
+#: β ranges and couplings that ``gibbsprune suite tune`` found better than the defaults, by structure and Hamiltonian.
+TUNED: dict[tuple[str, str], dict[str, float]] = {}
+
+#: Stretched runs whose final draw agrees less than this with the converged mask are run again up to ``FINAL_BETA``.
+CONVERGED, FINAL_BETA = 0.999, 1e6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run, the step of the plan in which it is due (1 first), and the tables and figures that show it."""
+
+    spec: RunSpec
+    step: int
+    places: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or marker of a figure: its label and its runs; ``flat`` ones are a dotted line over all epochs."""
+
+    label: str
+    specs: tuple[RunSpec, ...]
+    flat: bool = False
+
+
+def run(
+    model: str, method: str = "gibbs", structure: str = "weight", seed: int = 0, recipe: str = "paper", **options: Any
+) -> RunSpec:
+    """One run on CIFAR-10; filters are pruned to 75 %, everything else to 90 %, unless told otherwise."""
+    options.setdefault("sparsity", SPARSITY[structure])
+    chosen = RECIPES[recipe]
+    if method == "gibbs":
+        tuned = dict(TUNED.get((structure, options.get("hamiltonian") or POSSIBLE[structure][0]), {}))
+        if "coupling" in tuned:
+            options.setdefault("coupling", tuned.pop("coupling"))
+        if tuned:
+            chosen = chosen.replace(**tuned)
+    return RunSpec("cifar10", model, method, structure, recipe=chosen, seed=seed, **options)
+
+
+def dense(model: str, seed: int = 0, recipe: str = "paper") -> RunSpec:
+    return run(model, "dense", seed=seed, recipe=recipe)
+
+
+def after_dense(model: str, method: str, structure: str, seed: int = 0, **settings: Any) -> RunSpec:
+    """A method that prunes the dense run of the same seed."""
+    return run(model, method, structure, seed, settings={**settings, "from": dense(model, seed).name()})
+
+
+def reinit(model: str, sparsity: float, seed: int = 0) -> RunSpec:
+    """The mask of the Gibbs run of the same seed and sparsity, with new weights."""
+    source = run(model, sparsity=sparsity, seed=seed)
+    return run(model, "reinit", sparsity=sparsity, seed=seed, settings={"from": source.name()})
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table2(model: str, seeds: Sequence[int] = SEEDS) -> list[RunSpec]:
+    """Table II: unstructured Hamiltonians at 90 %, and the dense network."""
+    gibbs = [run(model, hamiltonian=name, seed=s) for s in seeds for name in HAMILTONIANS["weight"]]
+    return [dense(model, s) for s in seeds] + gibbs
+
+
+def table3(model: str, seeds: Sequence[int] = (0,)) -> list[RunSpec]:
+    """Table III: random masks, random re-initialisation and Gibbs pruning at four rates."""
+    makers: list[Callable[[float, int], RunSpec]] = [
+        lambda p, s: run(model, sparsity=p, seed=s),
+        lambda p, s: run(model, "random-mask", sparsity=p, seed=s),
+        lambda p, s: reinit(model, p, s),
+    ]
+    return [make(p, s) for s in seeds for make in makers for p in RATES]
+
+
+def table4(model: str, seeds: Sequence[int] = SEEDS) -> list[RunSpec]:
+    """Table IV: structured Hamiltonians; filters also with the paper's Markov chain instead of the exact sampler."""
+    found = []
+    for seed in seeds:
+        for kind in ("kernel", "filter"):
+            found += [run(model, structure=kind, hamiltonian=name, seed=seed) for name in HAMILTONIANS[kind]]
+        found.append(run(model, structure="filter", hamiltonian="quadratic", sampler="chromatic", seed=seed))
+    return found
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def _gibbs(model: str, structure: str) -> Series:
+    return Series("Gibbs", tuple(run(model, structure=structure, stretch=s) for s in STRETCHES))
+
+
+def _dropout(model: str, structure: str) -> list[Series]:
+    plain = run(model, "targeted-dropout", structure)
+    ramping = run(model, "targeted-dropout", structure, settings={"ramping": True})
+    return [Series("targeted dropout", (plain,), True), Series("ramping targeted dropout", (ramping,), True)]
+
+
+def _tuned(model: str, label: str, method: str, structure: str) -> Series:
+    return Series(label, tuple(after_dense(model, method, structure, tune_epochs=n) for n in TUNE_EPOCHS))
+
+
+def figure3(model: str) -> list[Series]:
+    """Figure 3: unstructured methods at 90 % against total epochs."""
+    return [
+        _gibbs(model, "weight"),
+        _tuned(model, "Han et al.", "magnitude", "weight"),
+        Series("IMP with rewinding", tuple(run(model, "lottery", settings={"rounds": r}) for r in ROUNDS)),
+        Series("l1", (run(model, "l1"),), True),
+        *_dropout(model, "weight"),
+    ]
+
+
+def figure4(model: str) -> list[Series]:
+    """Figure 4: unstructured Gibbs pruning against sparsity, one series per stretch."""
+    return [
+        Series(f"stretch {s}", tuple(run(model, sparsity=p, stretch=s) for p in HIGH_RATES), flat=False)
+        for s in STRETCHES
+    ]
+
+
+def figure5(model: str) -> list[Series]:
+    """Figure 5: kernel-wise methods at 90 % against total epochs."""
+    li = _tuned(model, "Li et al.", "filter-l1", "kernel")
+    return [_gibbs(model, "kernel"), li, *_dropout(model, "kernel")]
+
+
+def figure6(model: str) -> list[Series]:
+    """Figure 6: filter-wise methods at 75 %; ThiNet fine-tunes as many epochs in all as Li et al. in eight steps."""
+    li = _tuned(model, "Li et al.", "filter-l1", "filter")
+    thinet = tuple(after_dense(model, "thinet", "filter", tune_epochs=8 * n) for n in TUNE_EPOCHS)
+    return [_gibbs(model, "filter"), li, Series("ThiNet", thinet), *_dropout(model, "filter")]
+
+
+TABLES: dict[str, Callable[[str], list[RunSpec]]] = {"II": table2, "III": table3, "IV": table4}
+FIGURES: dict[str, Callable[[str], list[Series]]] = {"3": figure3, "4": figure4, "5": figure5, "6": figure6}
+
+
+def modern(model: str) -> list[RunSpec]:
+    """Beyond the paper: weight-wise Gibbs pruning with the recipe ``modern``, and its dense network."""
+    gibbs = [run(model, recipe="modern", sparsity=p, stretch=s) for s in (1, 4) for p in (0.9, 0.95, 0.98)]
+    return [dense(model, recipe="modern"), *gibbs]
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def steps() -> Iterator[tuple[int, list[RunSpec]]]:
+    """What to run, the most important first."""
+    small, large = MODELS
+    yield 1, table2(small) + table4(small) + table3(small) + short(small)
+    yield 2, table2(large, (0,)) + table4(large, (0,)) + table3(large) + short(large)
+    yield 3, stretched(small, (2, 4)) + long(small)
+    yield 4, stretched(large, (2,)) + modern(small) + modern(large)
+    yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
+
+
+def short(model: str) -> list[RunSpec]:
+    """All methods of Figures 3, 5 and 6, unstretched, where there is a cost knob at its two lowest settings."""
+    every = [series for figure in ("3", "5", "6") for series in FIGURES[figure](model)]
+    return [spec for series in every for spec in series.specs[: 1 if series.label == "Gibbs" else 2]]
+
+
+def long(model: str) -> list[RunSpec]:
+    """The longer settings of the methods with a cost knob."""
+    every = [series for figure in ("3", "5", "6") for series in FIGURES[figure](model)]
+    return [spec for series in every if series.label != "Gibbs" for spec in series.specs[2:]]
+
+
+def stretched(model: str, stretches: Sequence[int]) -> list[RunSpec]:
+    """Gibbs pruning with longer schedules in all structures, and Figure 4 with the same."""
+    gibbs = [run(model, structure=kind, stretch=s) for s in stretches for kind in ("weight", "kernel", "filter")]
+    rates = [spec for series in figure4(model) for spec in series.specs if spec.stretch in (1, *stretches)]
+    return gibbs + sorted(rates, key=lambda spec: spec.stretch)
+
+
+def cells() -> list[Cell]:
+    """Every cell of the evaluation once, in the order of :func:`steps`."""
+    places = _places()
+    found: dict[str, Cell] = {}
+    for step, specs in steps():
+        for spec in specs:
+            name = spec.name()
+            found.setdefault(name, Cell(spec, step, tuple(places.get(name, ()))))
+    return list(found.values())
+
+
+def _places() -> dict[str, list[str]]:
+    places: dict[str, list[str]] = {}
+
+    def note(place: str, specs: Iterable[RunSpec]) -> None:
+        for spec in specs:
+            shown = places.setdefault(spec.name(), [])
+            if place not in shown:
+                shown.append(place)
+
+    for model in MODELS:
+        for number, table in TABLES.items():
+            note(f"Table {number}", table(model))
+        for number, figure in FIGURES.items():
+            note(f"Figure {number}", [spec for series in figure(model) for spec in series.specs])
+            note(f"Figure {number}", [dense(model)])
+    return places
+
+
+def hotter(spec: RunSpec) -> RunSpec:
+    """The same run, annealed to the higher final β that the paper uses where a stretched mask does not converge."""
+    return spec.replace(recipe=spec.recipe.replace(beta_end=FINAL_BETA))

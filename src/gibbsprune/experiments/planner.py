@@ -1,0 +1,195 @@
+"""What to run next: half-done fleets first, then fleets of ready cells that fit into the time left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import UserError
+from ..training import checkpoint
+from ..training.checkpoint import write_atomic
+from ..training.fleet import SHARED
+from ..training.spec import RunSpec
+from . import store
+from .pace import Pace
+from .paper import Cell
+from .suite import source
+
+CELLS = "cells.json"
+FINISHED = "finished"
+USEFUL = 1.5  # of a fleet's start, the least time in which to begin or continue one that will not end
+WAITING = 0.5  # of a fleet's start, the most that its runs may wait for each other
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fleet to train: its runs, where, from which epoch on, and the seconds it is expected to take."""
+
+    specs: tuple[RunSpec, ...]
+    folder: Path
+    done: int
+    seconds: float
+
+
+@dataclass
+class Survey:
+    """Where a suite stands. ``again`` are cells with a result whose weights or masks are needed once more."""
+
+    done: list[Cell] = field(default_factory=list)
+    begun: dict[Path, list[RunSpec]] = field(default_factory=dict)  # half-done fleets
+    ready: list[Cell] = field(default_factory=list)
+    waiting: list[Cell] = field(default_factory=list)  # their source is not there yet
+    again: list[Cell] = field(default_factory=list)
+    queue: list[Cell] = field(default_factory=list)  # ready and waiting ones, in order
+
+    def state(self, cell: Cell) -> str:
+        """One word for a cell."""
+        if cell.name in {spec.name() for specs in self.begun.values() for spec in specs}:
+            return "begun"
+        kinds = {"again": self.again, "done": self.done, "ready": self.ready, "waiting": self.waiting}
+        return next((word for word, cells in kinds.items() if cell in cells), "not chosen")
+
+
+def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Path, work: Path) -> Survey:
+    """Sorts the chosen cells, and the sources that they need from among ``everything``, by their state."""
+    by_name = {cell.name: cell for cell in everything}
+    found = Survey(begun=begun(work))
+    running = {spec.name() for specs in found.begun.values() for spec in specs}
+    seen: set[str] = set()
+
+    def sort(cell: Cell, as_source: bool) -> None:
+        """A source comes right before the first cell that needs it."""
+        has_result = store.path(results, cell.spec).exists()
+        if cell.name in seen or cell.name in running:
+            return
+        if has_result and not as_source:
+            if cell not in found.done:
+                found.done.append(cell)
+            return
+        if has_result and saved(work, cell.name):
+            return
+        seen.add(cell.name)
+        wanted = source(cell.spec)
+        if wanted is not None and not saved(work, wanted):
+            if wanted not in by_name:
+                raise UserError(f"{cell.name} starts from {wanted}, which is no cell of the suite")
+            sort(by_name[wanted], True)
+            found.waiting.append(cell)
+            found.queue.append(cell)
+            return
+        if has_result:
+            found.again.append(cell)
+        found.ready.append(cell)
+        found.queue.append(cell)
+
+    for cell in chosen:
+        sort(cell, False)
+    found.done = [cell for cell in found.done if cell.name not in seen]
+    names = {cell.name for cell in chosen} | seen
+    found.begun = {
+        folder: specs for folder, specs in found.begun.items() if any(spec.name() in names for spec in specs)
+    }
+    return found
+
+
+def saved(work: Path, name: str) -> bool:
+    """Whether the weights and masks of a finished cell are at hand."""
+    return (work / FINISHED / f"{name}.safetensors").exists()
+
+
+def plan(
+    state: Survey,
+    work: Path,
+    pace: Pace,
+    budget: float = float("inf"),
+    at_most: int = 16,
+    leave_unfinished: bool = False,
+    busy: Collection[Path] = (),
+) -> list[Planned]:
+    """Fleets in the order in which to train them, within ``budget`` seconds.
+
+    Half-done fleets come first, whether they will end in time or not, if there is time for some epochs. A new fleet
+    takes the most important cell and those that can be trained with it, as many as fit into the time; with
+    ``leave_unfinished`` the last one may be longer than that. Cells wait for the fleet that trains their source.
+    ``busy`` fleets are trained by other processes.
+    """
+    fleets: list[Planned] = []
+    trained: set[str] = set()
+    for folder, specs in state.begun.items():
+        if folder not in busy and budget > USEFUL * pace.start:
+            done = _epochs_done(folder)
+            fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
+            budget -= fleets[-1].seconds
+            trained |= {spec.name() for spec in specs}
+    waiting = {cell.name for cell in state.waiting}
+    left = [cell.spec for cell in state.queue]
+    while budget > 0:
+        ready = [spec for spec in left if spec.name() not in waiting or source(spec) in trained]
+        if not ready:
+            break
+        group = _group(ready, pace, at_most)
+        fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
+        if not fitting and not (leave_unfinished and budget > USEFUL * pace.start):
+            left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
+            continue
+        specs = group[: fitting[0]] if fitting and not leave_unfinished else group
+        fleets.append(Planned(tuple(specs), work / fleet_key(specs), 0, pace.seconds(specs)))
+        budget -= fleets[-1].seconds
+        taken = {spec.name() for spec in specs}
+        trained |= taken
+        left = [spec for spec in left if spec.name() not in taken]
+    return fleets
+
+
+def _group(ready: Sequence[RunSpec], pace: Pace, at_most: int) -> list[RunSpec]:
+    """The first run and those to train with it: of as many epochs, then of others if waiting for them costs less time
+    than a fleet of their own takes to start."""
+    first = ready[0]
+    alike = [spec for spec in ready if kind(spec) == kind(first)]
+    group = [spec for spec in alike if spec.own_epochs == first.own_epochs][:at_most]
+    others = [spec for spec in alike if spec.own_epochs != first.own_epochs]
+    for spec in sorted(others, key=lambda spec: abs(spec.own_epochs - first.own_epochs)):
+        if len(group) < at_most and pace.waste([*group, spec]) < WAITING * pace.start:
+            group.append(spec)
+    return group
+
+
+def kind(spec: RunSpec) -> tuple[object, ...]:
+    """What the runs of one fleet share: data, network, precision and the recipe's shared fields."""
+    return spec.data, spec.model, spec.precision, *(getattr(spec.recipe, name) for name in SHARED)
+
+
+def fleet_key(specs: Sequence[RunSpec]) -> str:
+    """A name for the fleet's work folder, from all its cells."""
+    text = json.dumps([spec.as_dict() for spec in specs], sort_keys=True)
+    return f"fleet-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def begin(folder: Path, specs: Sequence[RunSpec]) -> None:
+    """Notes a fleet's cells in its folder, so that it is continued with the same ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CELLS).exists():
+        write_atomic(folder / CELLS, json.dumps([spec.as_dict() for spec in specs], indent=1) + "\n")
+
+
+def cells_of(folder: Path) -> list[RunSpec]:
+    """The cells of a fleet that was begun."""
+    try:
+        return [RunSpec.from_dict(values) for values in json.loads((folder / CELLS).read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder / CELLS} cannot be read: {error}") from None
+
+
+def begun(work: Path) -> dict[Path, list[RunSpec]]:
+    """The fleets that were begun and are not finished, the one that is furthest first."""
+    folders = [file.parent for file in sorted(work.glob(f"fleet-*/{CELLS}"))]
+    folders.sort(key=_epochs_done, reverse=True)
+    return {folder: cells_of(folder) for folder in folders}
+
+
+def _epochs_done(folder: Path) -> int:
+    saved = checkpoint.checkpoints(folder)
+    return saved[-1][0] if saved else 0

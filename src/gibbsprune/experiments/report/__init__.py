@@ -1,0 +1,32 @@
+"""From raw results to tables, figures and a page: nothing in them is written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...errors import UserError
+from ...training.checkpoint import write_atomic
+from . import figures, groups, page, tables
+
+__all__ = ["write"]
+
+
+def write(results: Path, out: Path, docs: Path | None = None) -> list[Path]:
+    """Writes figures and ``index.html`` into ``out``, and with ``docs`` the page of tables and its figures there."""
+    found = groups.load(results)
+    if not found.groups:
+        raise UserError(f"{results} holds no results")
+    out.mkdir(parents=True, exist_ok=True)
+    written = figures.draw_all(found, out / "figures")
+    write_atomic(out / "index.html", page.page_text(found, results))
+    write_atomic(out / "results.md", tables.results_text(found, results, "figures"))
+    written += [out / "index.html", out / "results.md"]
+    if docs is not None:
+        images = docs / "img" / "results"
+        images.mkdir(parents=True, exist_ok=True)
+        for file in (out / "figures").glob("figure*"):
+            write_atomic(images / file.name, file.read_bytes())
+            written.append(images / file.name)
+        write_atomic(docs / "results.md", tables.results_text(found, results, "img/results"))
+        written.append(docs / "results.md")
+    return written

@@ -1,0 +1,104 @@
+"""What stands on the page of results beside the paper's tables: stronger results, variations, tuning, cells not run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...training.spec import RunSpec
+from ...training.summary import table
+from .. import paper
+from .findings import NAMES, NETWORK, NOTHING, number
+from .groups import Results, family
+
+#: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
+STRONGER = [
+    ("resnet56", "iterative learning-rate rewinding (Renda et al. 2020)", "1820–3094", "89.3 %", 93.58),
+    ("resnet56", "the same", "", "94.5 %", 92.96),
+    ("resnet56", "the same", "", "97.75 %", 91.26),
+    ("resnet56", "one-shot learning-rate rewinding", "364", "89.3 %", 92.34),
+    ("resnet20", "iterative learning-rate rewinding", "1820–3094", "89.3 %", 91.04),
+    ("resnet20", "one-shot learning-rate rewinding", "364", "89.3 %", 89.20),
+]
+
+
+def beyond(results: Results) -> list[str]:
+    """The recipe ``modern``, beside stronger published results."""
+    rows = []
+    for model in paper.MODELS:
+        for spec in paper.modern(model):
+            what = "dense" if spec.method == "dense" else f"Gibbs pruning, stretch {spec.stretch}"
+            group = results.of(spec)
+            share = "0 %" if spec.method == "dense" else f"{100 * spec.sparsity:g} %"
+            shown = NOTHING if group is None else number(group)
+            rows.append([NETWORK[model], f"ours: {what}", str(spec.total_epochs), share, shown])
+        rows += [
+            [NETWORK[model], what, epochs, share, f"{value:.2f}"]
+            for name, what, epochs, share, value in STRONGER
+            if name == model
+        ]
+    text = "Weight-wise Gibbs pruning with the recipe `modern` (SGD, cosine), beside the strongest published results."
+    return ["## Beyond the paper", text, table(["network", "method", "epochs", "sparsity", "accuracy"], rows, left=2)]
+
+
+def variations(results: Results) -> list[str]:
+    """Results that no table and no figure asks for."""
+    known = {family(spec) for cell in paper.cells() for spec in (cell.spec, paper.hotter(cell.spec))}
+    rows = [
+        [f"`{group.records[0]['name']}`", str(group.epochs), number(group),
+         f"{group.mean('accuracy_recalibrated'):.2f}", f"{group.mean('sparsity'):.2f}",
+         f"{group.mean('agreement'):.2f}", str(len(group.records))]
+        for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name())
+        if key not in known
+    ]  # fmt: skip
+    if not rows:
+        return []
+    header = ["run", "epochs", "accuracy", "recalibrated", "sparsity, %", "agreement, %", "seeds"]
+    return ["## Variations", "Runs beside the paper's evaluation.", table(header, rows)]
+
+
+def tuning(folder: Path) -> list[str]:
+    """What ``gibbsprune suite tune`` found."""
+    parts = ["## Tuning"]
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
+        return [*parts, text]
+    for file in files:
+        record = json.loads(file.read_text())
+        rows = [
+            [
+                f"{row['structure']}, {NAMES[row['hamiltonian']]}",
+                ", ".join(f"{key} {value:g}" for key, value in row["change"].items()) or "default",
+                f"{100 * row['mean']:.2f}",
+                f"{100 * row['agreement']:.2f}",
+                _verdict(row, record["choice"]),
+            ]
+            for row in record["evidence"]
+        ]
+        parts.append(
+            f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
+            f"{record['held_out_training_images']:,} held-out training images ([raw](../results/tune/{file.name})). "
+            f"The default stays unless another is better by {100 * record['margin']:g} points."
+        )
+        parts.append(table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2))
+    return parts
+
+
+def _verdict(row: dict[str, Any], choice: dict[str, Any]) -> str:
+    """Whether a candidate was chosen, and whether the runs of the tables were made with it."""
+    structure, hamiltonian, change = row["structure"], row["hamiltonian"], row["change"]
+    if choice[f"{structure}-{hamiltonian}"] != change:
+        return ""
+    return "chosen" if paper.TUNED.get((structure, hamiltonian), {}) == change else "better, not used above"
+
+
+def not_run(specs: Sequence[RunSpec]) -> list[str]:
+    if not specs:
+        return []
+    counts: dict[str, int] = {}
+    for spec in specs:
+        counts[f"{NETWORK[spec.model]}, {spec.method}"] = counts.get(f"{NETWORK[spec.model]}, {spec.method}", 0) + 1
+    return [f"## {NOTHING.capitalize()}", table(["cells", "number"], [[k, str(v)] for k, v in sorted(counts.items())])]

@@ -1,0 +1,167 @@
+"""Figures 3 to 6 in the paper's form, as SVG and PNG, with the values that the paper prints."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...training.checkpoint import write_atomic
+from .. import paper, published
+from .findings import NETWORK
+from .groups import Group, Results
+from .tables import FIGURES
+
+#: Okabe and Ito's colours, safe for every eye; a marker of its own for each label.
+STYLES = {
+    "Gibbs": ("#0072B2", "o"), "Han et al.": ("#D55E00", "s"), "Li et al.": ("#D55E00", "s"),
+    "IMP with rewinding": ("#009E73", "^"), "ThiNet": ("#009E73", "^"), "l1": ("#8A8A8A", ""),
+    "targeted dropout": ("#CC79A7", ""), "ramping targeted dropout": ("#E69F00", ""),
+    "stretch 1": ("#56B4E9", "o"), "stretch 2": ("#0072B2", "s"), "stretch 4": ("#08306B", "^"),
+}  # fmt: skip
+DEPTH = 12.0  # points under the paper's Gibbs pruning, below which nothing is drawn
+INK, FAINT = "#222222", "#DDDDDD"
+
+
+def draw_all(results: Results, folder: Path) -> list[Path]:
+    """All figures into ``folder``; returns the files."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "matplotlib is needed to draw figures; install it with: pip install 'gibbsprune[report]'"
+        ) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    return [file for number in FIGURES for file in draw(number, results, folder)]
+
+
+def draw(number: str, results: Results, folder: Path) -> list[Path]:
+    """One figure: a panel per network."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "gibbsprune", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, 2, squeeze=False)[0]
+        for panel, model in zip(axes, paper.MODELS):
+            (_rates if number == "4" else _epochs)(panel, number, model, results)
+        handles, labels = _legend(axes)
+        if handles:
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+        files = []
+        for kind, about in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, metadata=about)
+            files.append(folder / f"figure{number}.{kind}")
+            write_atomic(files[-1], buffer.getvalue())
+    return files
+
+
+def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
+    """Accuracy against total epochs; methods that need no extra epochs are dotted lines."""
+    _frame(panel, model, "total epochs", "test accuracy, %")
+    drawn = False
+    for series in paper.FIGURES[number](model):
+        groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
+        drawn |= bool(groups)
+        colour, marker = STYLES[series.label]
+        if series.flat:
+            for group in groups:
+                panel.axhline(group.mean(), color=colour, linestyle=":", linewidth=1.6, label=series.label)
+        elif groups:
+            _points(panel, [group.epochs for group in groups], groups, colour, marker, series.label)
+    structure = {"3": "weight", "5": "kernel", "6": "filter"}[number]
+    if (dense := results.of(paper.dense(model))) is not None:
+        panel.axhline(dense.mean(), color=INK, linestyle="--", linewidth=1, label="dense")
+        drawn = True
+    name = "square" if structure == "weight" else "quadratic"
+    panel.plot([200], [published.HAMILTONIANS[structure][model][name]], "*", ms=11, mfc="white", mec="#0072B2",
+               label="Gibbs, paper")  # fmt: skip
+    _cut(panel, published.HAMILTONIANS[structure][model][name] - DEPTH)
+    panel.set_xscale("log")
+    panel.set_xlim(170, 1400)
+    panel.set_xticks([200, 300, 400, 600, 800, 1200], ["200", "300", "400", "600", "800", "1200"])
+    panel.minorticks_off()
+    if not drawn:
+        _empty(panel)
+
+
+def _rates(panel: Any, number: str, model: str, results: Results) -> None:
+    """Points lost against the dense network, by sparsity."""
+    _frame(panel, model, "sparsity, %", "points lost against dense")
+    dense, drawn = results.of(paper.dense(model)), False
+    for series in paper.FIGURES[number](model):
+        groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
+        if groups and dense is not None:
+            colour, marker = STYLES[series.label]
+            at = [_place(group.spec.sparsity) for group in groups]
+            lost = [dense.mean() - group.mean() for group in groups]
+            panel.errorbar(at, lost, [group.deviation() or 0 for group in groups], color=colour, marker=marker, ms=5,
+                           linewidth=1.4, capsize=2, label=series.label)  # fmt: skip
+            drawn = True
+    theirs = published.RANDOM[model]["gibbs"]
+    panel.plot([_place(p) for p in theirs], [published.DENSE[model] - value for value in theirs.values()], "*", ms=10,
+               mfc="white", mec="#56B4E9", label="stretch 1, paper")  # fmt: skip
+    panel.plot([_place(0.95)], [published.STRETCHED_LOSS[model]], "*", ms=10, mfc="white", mec="#08306B",
+               label="stretched, paper")  # fmt: skip
+    panel.axhline(0, color=INK, linewidth=0.8)
+    panel.set_xticks([_place(p) for p in paper.HIGH_RATES], [f"{100 * p:g}" for p in paper.HIGH_RATES])
+    panel.set_xlim(_place(0.5) - 0.2, _place(0.98) + 0.2)
+    if not drawn:
+        _empty(panel)
+
+
+def _place(sparsity: float) -> float:
+    """Where a sparsity stands: evenly in the logarithm of what is kept."""
+    return -math.log2(1 - sparsity)
+
+
+def _points(panel: Any, at: Sequence[float], groups: Sequence[Group], colour: str, marker: str, label: str) -> None:
+    panel.errorbar(at, [group.mean() for group in groups], [group.deviation() or 0 for group in groups], color=colour,
+                   marker=marker, ms=5, linewidth=1.4, capsize=2, label=label)  # fmt: skip
+
+
+def _frame(panel: Any, model: str, xlabel: str, ylabel: str) -> None:
+    panel.set_title(NETWORK[model], loc="left", fontsize=10)
+    panel.set_xlabel(xlabel)
+    panel.set_ylabel(ylabel)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", color=FAINT, linewidth=0.8)
+    panel.set_axisbelow(True)
+
+
+def _empty(panel: Any) -> None:
+    panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", va="center", color="#8A8A8A", fontsize=12)
+
+
+def _legend(axes: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """Each label once, over all panels, in the order of the styles."""
+    found: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels()):
+            found.setdefault(label, handle)
+    labels = sorted(found, key=lambda label: list(STYLES).index(label) if label in STYLES else len(STYLES))
+    return [found[label] for label in labels], labels
+
+
+def _cut(panel: Any, least: float) -> None:
+    """Leaves what is far below out of view, so that the rest can be told apart; names it at the lower edge."""
+    below: dict[str, float] = {}
+    for line in panel.get_lines():
+        label, values = str(line.get_label()), list(line.get_ydata())
+        for value in values:
+            if value < least and not label.startswith("_"):
+                below[label] = min(value, below.get(label, value))
+    for container in panel.containers:
+        for value in container[0].get_ydata():
+            if value < least:
+                below[container.get_label()] = min(value, below.get(container.get_label(), value))
+    if below:
+        panel.set_ylim(bottom=least)
+        text = "below: " + ", ".join(f"{label} {value:.1f}" for label, value in below.items())
+        panel.text(0.99, 0.01, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7, color=INK)

@@ -1,0 +1,94 @@
+"""Results that differ in nothing but their seed, taken together."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...training.spec import RunSpec
+from .. import paper, store
+
+#: The deviation between seeds, in points, that is assumed where there is one seed; where there are three it is 0.1–0.3.
+ASSUMED_DEVIATION = 0.25
+LEAST_DEVIATION = 0.2
+
+
+@dataclass(frozen=True)
+class Group:
+    """The results of one kind of run, by seed."""
+
+    spec: RunSpec
+    records: tuple[dict[str, Any], ...]
+
+    def values(self, key: str = "accuracy") -> list[float]:
+        """In percent."""
+        return [100 * record[key] for record in self.records]
+
+    def mean(self, key: str = "accuracy") -> float:
+        return statistics.fmean(self.values(key))
+
+    def deviation(self, key: str = "accuracy") -> float | None:
+        """Between seeds; None for a single one."""
+        values = self.values(key)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean accuracy; few seeds say little about their deviation, so it has a floor."""
+        deviation = self.deviation()
+        return max(LEAST_DEVIATION, ASSUMED_DEVIATION if deviation is None else deviation) / math.sqrt(
+            len(self.records)
+        )
+
+    @property
+    def epochs(self) -> int:
+        return self.spec.total_epochs
+
+
+class Results:
+    """All stored results, found by what a run is, whatever its seed."""
+
+    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            found.setdefault(family(RunSpec.from_dict(record["spec"])), []).append(record)
+        self.groups: dict[str, Group] = {}
+        for key, members in found.items():
+            members.sort(key=lambda record: record["spec"]["seed"])
+            self.groups[key] = Group(RunSpec.from_dict(members[0]["spec"]), tuple(members))
+
+    def of(self, spec: RunSpec) -> Group | None:
+        """The results of runs like this one; of a stretched run that did not converge those with a higher final β."""
+        hot = paper.hotter(spec) if spec.method == "gibbs" and spec.stretch > 1 else spec
+        return self.groups.get(family(hot)) or self.groups.get(family(spec))
+
+    def __iter__(self) -> Any:
+        return iter(self.groups.values())
+
+
+def load(folder: Path) -> Results:
+    return Results(store.read_all(folder))
+
+
+def family(spec: RunSpec) -> str:
+    """A key of everything but the seed, and but whether another run's training was made use of."""
+    values = spec.as_dict()
+    del values["seed"]
+    values["settings"] = {name: value for name, value in values["settings"].items() if name != "from"}
+    return json.dumps(values, sort_keys=True)
+
+
+def clearly(one: Group, other: Group) -> int:
+    """1 if the first is more accurate than the second beyond two standard errors, −1 if less, else 0."""
+    difference = one.mean() - other.mean()
+    noise = 2 * math.hypot(one.error, other.error)
+    return 0 if abs(difference) <= noise else (1 if difference > 0 else -1)
+
+
+def best(groups: Sequence[Group]) -> Group:
+    return max(groups, key=lambda group: group.mean())

@@ -1,0 +1,190 @@
+"""``docs/results.md``: every table of the paper with ours beside it, computed statements, and what was not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...models import build
+from ...models.describe import describe
+from ...training.spec import RunSpec
+from ...training.summary import table
+from .. import paper, published, store
+from . import extras
+from .findings import NAMES, NETWORK, NOTHING, findings, number
+from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results
+
+FIGURES = {
+    "3": "Unstructured methods at 90 %, accuracy against total epochs.",
+    "4": "Points lost against the dense network, by sparsity and stretch (unstructured Gibbs pruning).",
+    "5": "Kernel-wise methods at 90 %, accuracy against total epochs.",
+    "6": "Filter-wise methods at 75 %, accuracy against total epochs.",
+}
+METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
+
+
+def results_text(results: Results, folder: Path, images: str) -> str:
+    """The whole page; ``images`` is where the figures lie, seen from it."""
+    cells = paper.cells()
+    lacking = store.missing(folder, [cell.spec for cell in cells])
+    parts = [
+        "# Results",
+        "Written by `gibbsprune report` from the raw files in [`results/paper`](../results/paper); not edited by hand. "
+        "CIFAR-10, test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
+        "standard deviation over seeds where there are several, their number in brackets. “Paper” is Labach & Valaee, "
+        "[arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are checked in; "
+        "`gibbsprune suite run paper` runs what is missing.",
+        f"{len(cells) - len(lacking)} of {len(cells)} cells have been run. {_machines(results)}",
+        "## In short",
+        "Computed from the results. “Beyond chance” is more than two standard errors, with a deviation between seeds "
+        f"of at least {LEAST_DEVIATION} points, and of {ASSUMED_DEVIATION} where there is one seed.",
+        *_statements(results),
+        *_notes(folder),
+        *table1(),
+        *table2(results),
+        *table3(results),
+        *table4(results),
+        *(text for number_ in FIGURES for text in figure(number_, results, images)),
+        *extras.beyond(results),
+        *extras.variations(results),
+        *extras.tuning(folder.parent / "tune"),
+        *extras.not_run(lacking),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machines(results: Results) -> str:
+    seen = {
+        f"{r['environment']['hardware'].get('gpu') or r['environment']['hardware'].get('cpu')}, torch "
+        f"{r['environment']['versions']['torch']}"
+        for group in results
+        for r in group.records
+        if r["environment"]
+    }
+    return f"Hardware: {'; '.join(sorted(seen))}." if seen else ""
+
+
+def _statements(results: Results) -> Iterable[str]:
+    for question, answers in findings(results):
+        yield f"**{question}**"
+        yield "\n".join(f"- {answer}" for answer in answers)
+
+
+def _notes(folder: Path) -> list[str]:
+    """What people have to say about the results, from ``notes.md`` beside them."""
+    file = folder.parent / "notes.md"
+    return ["## Notes", file.read_text().strip()] if file.exists() else []
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table1() -> list[str]:
+    """Table I, recomputed."""
+    rows = []
+    counts = {model: {row.name: row for row in describe(build(model, 10, 3))} for model in paper.MODELS}
+    for name in published.PARAMETERS["resnet20"]:
+        row = [name]
+        for model in paper.MODELS:
+            mine, theirs = counts[model][name], published.PARAMETERS[model][name]
+            row += [f"{mine.values:,}", f"{mine.percent:.2f} %", f"{theirs:.2f} %"]
+        rows.append(row)
+    header = [
+        "parameters",
+        *(f"{NETWORK[model]}{what}" for model in paper.MODELS for what in ("", ", share", ", paper")),
+    ]
+    return ["## Table I: where the parameters are", table(header, rows)]
+
+
+def beside(group: Group | None, theirs: float | None) -> list[str]:
+    """Ours with the number of seeds, the paper's, and the difference."""
+    paper_text = "–" if theirs is None else f"{theirs:.1f}"
+    if group is None:
+        return [NOTHING, paper_text, ""]
+    gap = "" if theirs is None else f"{group.mean() - theirs:+.2f}"
+    return [f"{number(group)} ({len(group.records)})", paper_text, gap]
+
+
+COLUMNS = ("ours (seeds)", "paper", "difference")
+
+
+def _both(title: str) -> list[str]:
+    return [title, *(f"{NETWORK[model]} {column}" for model in paper.MODELS for column in COLUMNS)]
+
+
+def _row(label: str, results: Results, specs: Sequence[RunSpec], theirs: Sequence[float | None]) -> list[str]:
+    return [label, *(text for spec, value in zip(specs, theirs) for text in beside(results.of(spec), value))]
+
+
+def table2(results: Results) -> list[str]:
+    specs = [paper.dense(model) for model in paper.MODELS]
+    rows = [_row("dense", results, specs, [published.DENSE[model] for model in paper.MODELS])]
+    rows += _hamiltonian_rows(results, "weight")
+    return ["## Table II: Hamiltonians, unstructured, 90 %", table(_both("Hamiltonian"), rows)]
+
+
+def table4(results: Results) -> list[str]:
+    parts = ["## Table IV: Hamiltonians, structured"]
+    for structure in ("kernel", "filter"):
+        share = f"{100 * paper.SPARSITY[structure]:g} %"
+        rows = _hamiltonian_rows(results, structure)
+        parts += [f"### {structure.capitalize()}-wise, {share}", table(_both("Hamiltonian"), rows)]
+    parts.append(
+        "The paper samples kernels by enumeration and filters by the chromatic chain. “Exact” is this library's own "
+        "sampler of the same law without a chain; it is what `quadratic` uses elsewhere on this page."
+    )
+    return parts
+
+
+def _hamiltonian_rows(results: Results, structure: str) -> list[list[str]]:
+    rows = []
+    for name in paper.HAMILTONIANS[structure]:
+        theirs: list[float | None] = [published.HAMILTONIANS[structure][model][name] for model in paper.MODELS]
+        specs = [paper.run(model, structure=structure, hamiltonian=name) for model in paper.MODELS]
+        if (structure, name) == ("filter", "quadratic"):
+            chain = [spec.replace(sampler="chromatic") for spec in specs]
+            rows.append(_row("quadratic, chromatic", results, chain, theirs))
+            rows.append(_row("quadratic, exact", results, specs, [None, None]))
+        else:
+            rows.append(_row(NAMES[name], results, specs, theirs))
+    return rows
+
+
+def table3(results: Results) -> list[str]:
+    parts = ["## Table III: random masks and re-initialisation"]
+    header = ["method", "sparsity", *(f"{NETWORK[model]} {column}" for model in paper.MODELS for column in COLUMNS)]
+    rows = []
+    for method, label in METHODS.items():
+        for p in paper.RATES:
+            make = paper.reinit if method == "reinit" else lambda model, p: paper.run(model, method, sparsity=p)  # noqa: B023
+            theirs = [published.RANDOM[model][method][p] for model in paper.MODELS]
+            row = _row(label, results, [make(model, p) for model in paper.MODELS], theirs)
+            rows.append([row[0], f"{100 * p:g} %", *row[1:]])
+    return [*parts, table(header, rows, left=2)]
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def figure(number_: str, results: Results, images: str) -> list[str]:
+    """A figure with the table of its points."""
+    rows = []
+    for model in paper.MODELS:
+        for series in paper.FIGURES[number_](model):
+            for spec in series.specs:
+                group = results.of(spec)
+                label = f"{series.label}, {100 * spec.sparsity:g} %" if number_ == "4" else series.label
+                row = [NETWORK[model], label, str(spec.total_epochs)]
+                if group is None:
+                    rows.append([*row, NOTHING, "", "", "0"])
+                    continue
+                sparsity = f"{group.mean('sparsity'):.2f}"
+                rows.append([*row, number(group), f"{group.mean('accuracy_recalibrated'):.2f}", sparsity,
+                             str(len(group.records))])  # fmt: skip
+    header = ["network", "method", "epochs", "accuracy", "recalibrated", "sparsity, %", "seeds"]
+    return [
+        f"## Figure {number_}",
+        f"![Figure {number_}: {FIGURES[number_]}]({images}/figure{number_}.svg)",
+        FIGURES[number_] + " Recalibrated: after re-estimating batch-norm statistics on training data.",
+        table(header, rows, left=2),
+    ]

@@ -1,0 +1,120 @@
+"""Tunes what the paper calls manually tuned: β ranges of the binary, sign and abs Hamiltonians, and the coupling c.
+
+Short runs are compared on images held out of the *training* set; the test set is never looked at. A candidate takes
+the default's place only if it is better by more than such short runs differ by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..training.checkpoint import write_atomic
+from ..training.spec import RunSpec, default_recipe, scale_recipe
+from . import drive, store
+from .paper import SPARSITY, Cell
+
+MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
+SPLIT_SEED = 0
+
+#: What is tried beside the default (empty), by structure and Hamiltonian. The binary β is the distance from N ln 2 and
+#: rises linearly from −10, so that its last value says how early the layers switch.
+_BINARY: list[dict[str, float]] = [{}, {"beta_end": 5.0}, {"beta_end": 10.0}, {"beta_end": 40.0}]
+_SIGN: list[dict[str, float]] = [{}, {"beta_start": 1e-3}, {"beta_start": 0.1}, {"beta_end": 3.0}]
+_ABS: list[dict[str, float]] = [{}, {"beta_start": 0.01}, {"beta_start": 0.7}, {"beta_end": 1e4}]
+_C: list[dict[str, float]] = [{}, {"coupling": 1e-3}, {"coupling": 3e-3}, {"coupling": 0.03}, {"coupling": 0.1}]
+CANDIDATES: dict[tuple[str, str], list[dict[str, float]]] = {
+    ("weight", "binary"): _BINARY, ("weight", "sign"): _SIGN, ("weight", "abs"): _ABS,
+    ("kernel", "binary"): _BINARY, ("kernel", "sign"): _SIGN, ("kernel", "quadratic"): _C,
+    ("filter", "binary"): _BINARY, ("filter", "sign"): _SIGN, ("filter", "quadratic"): _C,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How candidates are compared."""
+
+    data: str = "cifar10"
+    model: str = "resnet20"
+    epochs: int = 40
+    seeds: tuple[int, ...] = (0, 1)
+    holdout: int = 5000
+    only: tuple[str, ...] = ()  # such as weight-abs; none: all
+
+    def __post_init__(self) -> None:
+        known = ["-".join(pair) for pair in CANDIDATES]
+        for name in self.only:
+            if name not in known:
+                raise UserError(f"{name!r} is not tuned; it must be one of {', '.join(known)}")
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return [pair for pair in CANDIDATES if not self.only or "-".join(pair) in self.only]
+
+    def run(self, pair: tuple[str, str], change: dict[str, float], seed: int) -> RunSpec:
+        structure, hamiltonian = pair
+        recipe = scale_recipe(default_recipe(self.data), self.epochs)
+        recipe = recipe.replace(**{name: value for name, value in change.items() if name != "coupling"})
+        return RunSpec(
+            self.data, self.model, "gibbs", structure, hamiltonian, coupling=change.get("coupling", 0.01),
+            sparsity=SPARSITY[structure], recipe=recipe, seed=seed,
+        )  # fmt: skip
+
+    def cells(self) -> list[Cell]:
+        return [Cell(self.run(pair, change, seed), 1)
+                for seed in self.seeds for pair in self.pairs() for change in CANDIDATES[pair]]  # fmt: skip
+
+    def split(self, arrays: Arrays) -> Arrays:
+        """Training images only, some of which take the place of the test set."""
+        return arrays.holdout(self.holdout, SPLIT_SEED)
+
+
+def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], None] = print) -> bool:
+    """Runs what is missing within the budget and writes choice and evidence; False if runs are missing still."""
+    cells = trial.cells()
+    drive.run(cells, cells, orders, prepare=trial.split, say=say)
+    missing = store.missing(orders.results, [cell.spec for cell in cells])
+    if missing:
+        say(f"{len(missing)} of {len(cells)} runs are missing; run the same command again")
+        return False
+    write(trial, orders.results, out)
+    return True
+
+
+def write(trial: Trial, results: Path, out: Path) -> None:
+    """The choice with its evidence, as JSON."""
+    rows = list(evidence(trial, results))
+    first = store.read(store.path(results, trial.cells()[0].spec))
+    record = {
+        "data": trial.data, "model": trial.model, "epochs": trial.epochs, "seeds": list(trial.seeds),
+        "held_out_training_images": trial.holdout, "split_seed": SPLIT_SEED, "margin": MARGIN,
+        "choice": {"-".join(pair): choice(rows, pair) for pair in trial.pairs()}, "evidence": rows,
+        "environment": first["environment"], "revision": first["revision"],
+    }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, json.dumps(record, indent=1) + "\n")
+
+
+def evidence(trial: Trial, results: Path) -> Iterable[dict[str, Any]]:
+    """One row per candidate: its accuracies on held-out training images, and how far its masks converged."""
+    for pair in trial.pairs():
+        for change in CANDIDATES[pair]:
+            runs = [store.read(store.path(results, trial.run(pair, change, seed))) for seed in trial.seeds]
+            accuracies = [run["accuracy"] for run in runs]
+            yield {
+                "structure": pair[0], "hamiltonian": pair[1], "change": change, "accuracies": accuracies,
+                "mean": statistics.fmean(accuracies), "agreement": min(run["agreement"] for run in runs),
+            }  # fmt: skip
+
+
+def choice(rows: Sequence[dict[str, Any]], pair: tuple[str, str]) -> dict[str, float]:
+    """The best candidate's change, or none where the default is about as good."""
+    mine = [row for row in rows if (row["structure"], row["hamiltonian"]) == pair]
+    default = next(row for row in mine if not row["change"])
+    best = max(mine, key=lambda row: row["mean"])
+    return dict(best["change"]) if best["mean"] > default["mean"] + MARGIN else {}

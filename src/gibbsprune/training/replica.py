@@ -1,0 +1,76 @@
+"""One run's part of an engine, as its method sees it when a phase or an epoch begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..law import Site
+from ..structures import check_mask
+from .finished import Finished
+from .network import stream
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Replica:
+    """Weights and masks are views of the engine's memory: what is written here is what is trained."""
+
+    def __init__(self, engine: Engine, k: int, source: Finished | None) -> None:
+        self.engine, self.k, self.source = engine, k, source
+        self.spec, self.sites = engine.specs[k], engine.names[k]
+        self.places = {name: i for i, (name, run, _) in enumerate(engine.sites) if run == k}
+        if source is not None:
+            self.spec.how.check_source(self.spec, source, self.sites)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The stored weight of every pruned layer."""
+        stored = self.engine.weights()
+        return {name: stored[i] for name, i in self.places.items()}
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """The mask that every pruned layer holds."""
+        return {name: self.engine.held[i] for name, i in self.places.items()}
+
+    def hold(self, name: str, mask: Tensor) -> None:
+        """Gives a layer its mask until the next one."""
+        site: Site = self.sites[name]
+        self.engine.held[self.places[name]].copy_(check_mask(mask, site.shape))
+
+    def stream(self, what: str) -> torch.Generator:
+        """A random stream of the run, from its beginning."""
+        return stream(self.spec.seed, what)
+
+    def values(self) -> dict[str, Tensor]:
+        """All parameters and batch-norm statistics of the run, views; not what all runs of an engine share."""
+        shared = self.engine.runs > 1
+        return {name: value for name, value in self.engine.run_state(self.k).items() if value.dim() or not shared}
+
+    @torch.no_grad()
+    def load(self, source: Finished) -> None:
+        """Starts from the values of a finished run."""
+        for name, value in self.values().items():
+            value.copy_(source.model[name])
+        self.engine.optimizer.forget(self.k)
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Puts back the values that were put aside, and starts the optimiser anew."""
+        saved = self.engine.saved[self.k]
+        for name, value in self.values().items():
+            value.copy_(saved[name])
+        self.engine.optimizer.forget(self.k)
+
+    def model(self) -> nn.Module:
+        """A copy of the run's network as it is, masks burnt in, on the run's device."""
+        return self.engine.extract(self.k, self.engine.arrays, dict(self.masks)).to(self.engine.device)
+
+    def images(self, count: int, generator: torch.Generator) -> Tensor:
+        """Random training images as the network sees them in evaluation, (count, C, H, W)."""
+        return self.engine.batches.sample(count, generator)

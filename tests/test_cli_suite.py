@@ -1,0 +1,138 @@
+"""``gibbsprune suite``: from the command line to results."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from gibbsprune.cli import main
+from gibbsprune.experiments import drive, paper, store, suite
+from gibbsprune.experiments.paper import Cell
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import RunSpec
+
+RECIPE = RECIPES["digits"].replace(epochs=2, anneal_epochs=1, batch=128)
+
+
+def tiny() -> list[Cell]:
+    """A dense run, a Gibbs run, and one that starts from the latter."""
+
+    def run(method, **options):
+        return RunSpec("digits", "resnet8", method, recipe=RECIPE, **options)
+
+    gibbs = run("gibbs", sparsity=0.75)
+    again = run("reinit", sparsity=0.75, settings={"from": gibbs.name()})
+    return [Cell(again, 1), Cell(run("dense"), 2), Cell(gibbs, 2)]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(suite.SUITES, "tiny", tiny)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def said(capsys, line: str) -> list[str]:
+    assert main(["suite", *line.split()]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_list_shows_cells_with_their_state(capsys):
+    lines = said(capsys, "list paper --table III --arch resnet20")
+    assert len(lines) == 12
+    assert (
+        lines[0] == "1  ready    cifar10-resnet20-gibbs-weight-square-0.9-s0  (Table II, Table III, Figure 3, Figure 4)"
+    )
+    assert sum(line.startswith("1  waiting") for line in lines) == 4
+
+
+def test_the_plan_is_shown_with_times_and_nothing_is_written(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(drive.pace, "device_name", lambda device: "NVIDIA H200")
+    lines = said(capsys, "run paper --dry-run --budget 10m --step 1")
+    assert "runs of resnet20, 200 epochs, about" in lines[0]
+    assert lines[1] == "  cifar10-resnet20-dense-s0"
+    assert lines[-1].endswith("cells do not fit")
+    whole = said(capsys, "run paper --dry-run")[-1]
+    assert re.fullmatch(rf"{len(paper.cells())} cells in \d+ fleets, about \d:\d\d:\d\d on NVIDIA H200", whole)
+    table = said(capsys, "status paper --step 1,3")
+    assert [line.split("|")[1].strip() for line in table[2:4]] == ["step 1", "step 3"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["suite", "run", "paper", "--dry-run", "--on", "NVIDIA H200"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == whole, "the plan for another device"
+    assert main(["suite", "run", "paper", "--dry-run", "--on", "abacus"]) == 2
+    assert capsys.readouterr().err == "gibbsprune: nothing was measured on 'abacus'; it must be one of NVIDIA H200\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suite_runs_in_the_order_of_its_sources_and_is_then_complete(capsys, tmp_path):
+    specs = [cell.spec for cell in tiny()]
+    lines = said(capsys, "run tiny --revision r7 --evaluate-every 2 --at-most 1 --export-state out")
+    results = [line.partition(":")[0] for line in lines if " % (recal." in line]
+    assert results == [specs[i].name() for i in (2, 0, 1)], "the source of the most important cell first"
+    assert lines[-1] == "nothing is missing"
+    for spec in specs:
+        record = store.read(store.path(tmp_path / "results" / "tiny", spec))
+        assert (record["revision"], record["fleet"]) == ("r7", 1)
+    assert said(capsys, "run tiny") == ["nothing is missing"]
+    assert said(capsys, "run tiny --dry-run") == ["3 cells are done, nothing is missing"]
+    assert "| step 2 |     2 |    2 |" in said(capsys, "status tiny")[3]
+    assert said(capsys, "import tiny out --results there --work w") == [
+        "3 results into there, 0 files of unfinished work into w"
+    ]
+    assert len(list((tmp_path / "there").iterdir())) == 3
+
+
+def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
+    assert said(capsys, "run tiny --budget 1s")[-1].startswith("3 cells do not fit into the 0:0")
+    lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out")
+    assert lines[-1] == "stopped before epoch 0 of 2: the budget of 5 s is spent"
+    assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
+    assert "from epoch" not in said(capsys, "run tiny --dry-run")[0]
+    assert said(capsys, "import tiny out --results r --work w") == [
+        "0 results into r, 2 files of unfinished work into w"
+    ]
+    assert said(capsys, "run tiny --results r --work w")[-1] == "nothing is missing"
+
+
+@pytest.mark.slow
+def test_workers_train_side_by_side(capfd, tmp_path):
+    line = "suite run tiny --step 2 --workers 2 --at-most 1 --revision r7 --budget 1h"
+    assert main(line.split()) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [", on auto" in line for line in lines[:2]] == [True, True]
+    assert lines[-1] == "nothing is missing"
+    for cell in tiny()[1:]:
+        assert store.read(store.path(tmp_path / "results" / "tiny", cell.spec))["revision"] == "r7"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("run papers", "unknown suite 'papers'; suites are paper, rehearsal, tiny"),
+        ("run paper --table V", "unknown table 'V'; it must be one of II, III, IV"),
+        ("run paper --budget soon", "--budget: must be a time such as 90s, 25m or 2h, but 'soon' was given"),
+        ("run paper --workers 0", "--workers must be at least 1, but 0 was given"),
+        ("run paper --at-most 0", "--at-most must be at least 1, but 0 was given"),
+        ("import paper nowhere", "nowhere holds no whole state of a suite"),
+        ("fleet nowhere --results r", "nowhere/cells.json cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(capsys, line, sentence):
+    assert main(["suite", *line.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gibbsprune: {sentence}")
+    assert error.count("\n") == 1
+
+
+def test_the_rehearsal_has_every_kind_of_dependency():
+    kinds = {cell.spec.method: suite.source(cell.spec) for cell in suite.rehearsal()}
+    assert kinds["magnitude"] is not None
+    assert kinds["reinit"] is not None
+    assert all(cell.spec.data == "digits" for cell in suite.rehearsal())
+    assert paper.cells() == suite.suite("paper")

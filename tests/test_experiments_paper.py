@@ -1,0 +1,118 @@
+"""The paper's evaluation as data: its cells, their order, and the numbers that the paper prints."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gibbsprune.experiments import paper, published
+from gibbsprune.models import build
+from gibbsprune.models.describe import describe
+from gibbsprune.training.recipes import RECIPES
+
+CELLS = paper.cells()
+NAMES = [cell.name for cell in CELLS]
+
+
+def names(specs):
+    return {spec.name() for spec in specs}
+
+
+def test_a_run_is_of_the_papers_recipe():
+    for structure, sparsity in (("weight", 0.9), ("kernel", 0.9), ("filter", 0.75)):
+        spec = paper.run("resnet20", structure=structure, seed=3)
+        assert (spec.data, spec.model, spec.method, spec.seed) == ("cifar10", "resnet20", "gibbs", 3)
+        assert (spec.structure, spec.sparsity, spec.recipe) == (structure, sparsity, RECIPES["paper"])
+    assert paper.run("resnet20", structure="filter", sparsity=0.5).sparsity == 0.5
+
+
+def test_names_of_stored_results_stay_valid():
+    assert paper.run("resnet20", hamiltonian="abs").name() == "cifar10-resnet20-gibbs-weight-abs-0.9-s0"
+    assert paper.run("resnet20", structure="filter", seed=2).name() == "cifar10-resnet20-gibbs-filter-quadratic-0.75-s2"
+    assert paper.dense("resnet56", 1).name() == "cifar10-resnet56-dense-s1"
+
+
+def test_every_cell_is_there_once():
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("model", paper.MODELS)
+def test_tables_hold_what_the_paper_prints(model):
+    """Each printed number has its cell; filters once more with the Markov chain."""
+    gibbs = [spec for spec in paper.table2(model, [0]) + paper.table4(model, [0]) if spec.method == "gibbs"]
+    ours = [(spec.structure, spec.hamiltonian) for spec in gibbs if spec.sampler == "auto"]
+    printed = [(kind, name) for kind, table in published.HAMILTONIANS.items() for name in table[model]]
+    assert sorted(ours) == sorted(printed)
+    assert [spec.structure for spec in gibbs if spec.sampler == "chromatic"] == ["filter"]
+    third = {(spec.method, spec.sparsity) for spec in paper.table3(model)}
+    assert third == {(method, p) for method, row in published.RANDOM[model].items() for p in row}
+
+
+@pytest.mark.parametrize("model", paper.MODELS)
+def test_the_tables_parameters_are_exact(model):
+    """Table I: the shares of the four kinds of parameters, to the two digits printed."""
+    shares = {row.name: round(row.percent, 2) for row in describe(build(model, 10, 3))}
+    assert {name: shares[name] for name in published.PARAMETERS[model]} == published.PARAMETERS[model]
+
+
+def test_sources_are_cells_with_the_same_seed_and_network():
+    cells = {cell.name: cell.spec for cell in CELLS}
+    for cell in CELLS:
+        source = cell.spec.setting("from")
+        if source is not None:
+            assert cells[source].seed == cell.spec.seed
+            assert cells[source].model == cell.spec.model
+            assert cells[source].method == ("gibbs" if cell.spec.method == "reinit" else "dense")
+            assert cells[source].recipe == cell.spec.recipe
+    kinds = {cell.spec.method for cell in CELLS if cell.spec.setting("from")}
+    assert kinds == {"reinit", "magnitude", "filter-l1", "thinet"}
+
+
+def test_the_steps_are_those_of_the_plan():
+    steps = [cell.step for cell in CELLS]
+    assert steps == sorted(steps)
+    by_step = {k: [cell.spec for cell in CELLS if cell.step == k] for k in set(steps)}
+    assert set(by_step) == {1, 2, 3, 4, 5}
+    assert {spec.model for k in (1, 3) for spec in by_step[k]} == {"resnet20"}
+    assert {spec.model for k in (2, 5) for spec in by_step[k]} == {"resnet56"}
+    assert {spec.stretch for k in (1, 2, 5) for spec in by_step[k]} == {1}
+    assert {spec.seed for spec in by_step[2]} == {0}
+    assert {spec.seed for spec in by_step[5]} == {1, 2}
+    assert names(paper.table2("resnet20")) | names(paper.table4("resnet20")) <= names(by_step[1])
+    assert {spec.setting("rounds") for spec in by_step[3] if spec.method == "lottery"} == {3, 5}
+    tuned = [spec.setting("tune_epochs") for spec in by_step[3] if spec.method in ("magnitude", "filter-l1")]
+    assert set(tuned) == {40}  # those with 10 are in the first step
+    figure4 = {(s.stretch, s.sparsity) for s in by_step[3] if s.method == "gibbs" and s.structure == "weight"}
+    assert figure4 >= set(itertools.product((2, 4), (0.5, 0.75, 0.9, 0.95, 0.98)))
+    modern = {(s.model, s.stretch, s.sparsity) for s in by_step[4] if s.recipe.name == "modern" and s.method == "gibbs"}
+    assert modern == set(itertools.product(paper.MODELS, (1, 4), (0.9, 0.95, 0.98)))
+
+
+def test_figures_compare_at_one_sparsity_and_count_all_epochs():
+    for number, sparsity in (("3", 0.9), ("5", 0.9), ("6", 0.75)):
+        every = [spec for series in paper.FIGURES[number]("resnet20") for spec in series.specs]
+        assert {spec.sparsity for spec in every} == {sparsity}
+    figure6 = {series.label: series for series in paper.figure6("resnet20")}
+    li, thinet = ([spec.total_epochs for spec in figure6[label].specs] for label in ("Li et al.", "ThiNet"))
+    assert li == thinet == [216, 280, 520]
+    figure3 = {series.label: [spec.total_epochs for spec in series.specs] for series in paper.figure3("resnet56")}
+    assert figure3["Han et al."] == [200 + 9 * n for n in (2, 10, 40)]
+    assert figure3["IMP with rewinding"] == [400, 600, 800, 1200]
+    assert figure3["Gibbs"] == [200, 400, 800]
+
+
+def test_a_hotter_run_is_another_cell():
+    spec = paper.run("resnet20", stretch=4)
+    hot = paper.hotter(spec)
+    assert hot.recipe.beta_end == 1e6
+    assert hot.name() != spec.name()
+    assert hot.own_epochs == spec.own_epochs
+
+
+def test_tuned_values_make_other_cells(monkeypatch):
+    monkeypatch.setitem(paper.TUNED, ("kernel", "quadratic"), {"coupling": 0.02, "beta_end": 5e3})
+    spec = paper.run("resnet20", structure="kernel")
+    assert (spec.coupling, spec.recipe.beta_end) == (0.02, 5e3)
+    assert paper.run("resnet20", structure="kernel", hamiltonian="sign").recipe == RECIPES["paper"]
+    assert spec.name() not in NAMES

@@ -1,0 +1,299 @@
+"""What to run next, how long it takes, and a suite's state in files small enough to carry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+
+import pytest
+import torch
+
+from gibbsprune.errors import UserError
+from gibbsprune.experiments import carry, pace, paper, planner, store, suite
+from gibbsprune.experiments.pace import Pace
+from gibbsprune.experiments.paper import Cell
+from gibbsprune.experiments.suite import Choice
+from gibbsprune.training import checkpoint
+
+CELLS = paper.cells()
+H200 = Pace("NVIDIA H200")
+
+
+def result(**changes) -> dict:
+    return {
+        "accuracy": 0.9, "accuracy_converged": 0.9, "accuracy_recalibrated": 0.91, "loss": 0.3, "agreement": 1.0,
+        "sparsity": 0.9, "parameters": 100, "nonzero": 10, "layers": [], "epochs": 200, "curve": [], "fleet": 2,
+        "seconds": 12.5, "environment": {}, "revision": "abc", **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def places(tmp_path):
+    return tmp_path / "results", tmp_path / "work"
+
+
+def look(places, **choice) -> planner.Survey:
+    return planner.survey(Choice(**choice).of(CELLS), CELLS, *places)
+
+
+def finish(places, *specs, weights=True):
+    results, work = places
+    for spec in specs:
+        store.write(results, spec, result())
+        if weights:
+            (work / "finished").mkdir(parents=True, exist_ok=True)
+            (work / "finished" / f"{spec.name()}.safetensors").write_bytes(b"weights")
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_chosen_by_what_they_are():
+    both = Choice(table="III", arch="resnet20", method="random-mask").of(CELLS)
+    assert [cell.spec.sparsity for cell in both] == [0.5, 0.75, 0.9, 0.95]
+    assert {cell.spec.seed for cell in Choice(seed=[1, 2]).of(CELLS)} == {1, 2}
+    assert max(cell.spec.stretch for cell in Choice(max_stretch=2).of(CELLS)) == 2
+    assert {cell.step for cell in Choice(step=[1, 3]).of(CELLS)} == {1, 3}
+    assert {cell.spec.recipe.name for cell in Choice(recipe="modern").of(CELLS)} == {"modern"}
+    assert all("Figure 6" in cell.places for cell in Choice(figure="6").of(CELLS))
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ({"table": "V"}, "unknown table 'V'; it must be one of II, III, IV"),
+        ({"figure": "2"}, "unknown figure '2'; it must be one of 3, 4, 5, 6"),
+        ({"method": "magic"}, "unknown method 'magic'; it must be one of gibbs, "),
+        ({"recipe": "x"}, "unknown recipe 'x'; it must be one of paper, modern, digits"),
+        ({"max_stretch": 0}, "max-stretch is 0; it must be a whole number from 1"),
+        ({"arch": "vgg"}, "no cell of the suite is like that"),
+    ],
+)
+def test_choices_that_do_not_exist_are_refused(choice, sentence):
+    with pytest.raises(UserError) as caught:
+        Choice(**choice).of(CELLS)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_unknown_suites_are_refused():
+    with pytest.raises(UserError, match=r"unknown suite 'x'; suites are paper, rehearsal"):
+        suite.suite("x")
+
+
+def test_stretched_runs_that_did_not_converge_are_run_hotter(places):
+    cells = Choice(figure="4", arch="resnet20").of(CELLS)
+    loose, tight, plain = (paper.run("resnet20", stretch=s, sparsity=p) for s, p in ((4, 0.9), (4, 0.95), (1, 0.9)))
+    store.write(places[0], loose, result(agreement=0.9))
+    store.write(places[0], tight, result(agreement=0.9999))
+    store.write(places[0], plain, result(agreement=0.9))
+    more = suite.with_follow_ups(cells, places[0])
+    assert [cell.spec for cell in more if cell not in cells] == [paper.hotter(loose)]
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_done_at_first(places):
+    state = look(places, step=[1])
+    assert (state.done, state.begun, state.again) == ([], {}, [])
+    assert [cell for cell in state.queue if cell in state.waiting] == state.waiting
+    assert {cell.spec.method for cell in state.waiting} == {"reinit", "magnitude", "filter-l1", "thinet"}
+    assert state.queue[0].spec == paper.dense("resnet20")
+
+
+def test_a_cell_waits_for_its_source_which_comes_along(places):
+    state = look(places, table="III", method="reinit", arch="resnet20")
+    assert [cell.spec.method for cell in state.queue] == ["gibbs", "reinit"] * 4
+    finish(places, paper.run("resnet20", sparsity=0.5))
+    state = look(places, table="III", method="reinit", arch="resnet20")
+    assert [cell.spec.sparsity for cell in state.ready] == [0.5, 0.75, 0.9, 0.95]
+    assert [cell.spec.method for cell in state.ready] == ["reinit", "gibbs", "gibbs", "gibbs"]
+
+
+def test_a_source_without_its_weights_is_run_again_only_if_needed(places):
+    dense = paper.dense("resnet20")
+    finish(places, dense, weights=False)
+    state = look(places, table="II", arch="resnet20")
+    assert [cell.spec for cell in state.done] == [dense]
+    state = look(places, figure="3", arch="resnet20")
+    assert [cell.spec for cell in state.again] == [dense]
+    assert state.state(Cell(dense, 1, state.again[0].places)) == "again"
+    assert dense not in [cell.spec for cell in state.done]
+    finish(places, *(cell.spec for cell in Choice(figure="3", arch="resnet20").of(CELLS)), weights=False)
+    assert look(places, figure="3", arch="resnet20").queue == []
+
+
+def test_half_done_fleets_are_continued_first_and_as_they_were(places):
+    work = places[1]
+    pair = [paper.run("resnet20", seed=2), paper.run("resnet20", structure="kernel", seed=2)]
+    folder = work / planner.fleet_key(pair)
+    planner.begin(folder, pair)
+    checkpoint.save(folder, 150, {"x": torch.zeros(1)})
+    state = look(places, arch="resnet20", step=[1])
+    assert not {spec.name() for spec in pair} & {cell.name for cell in state.queue}
+    fleets = planner.plan(state, work, H200, budget=100.0)
+    assert [(fleet.specs, fleet.folder, fleet.done) for fleet in fleets] == [(tuple(pair), folder, 150)]
+    assert fleets[0].seconds < H200.seconds(pair)
+    assert planner.plan(state, work, H200, budget=100.0, busy=[folder]) == []
+    assert planner.plan(state, work, H200, budget=80.0) == [], "no time for more than a start"
+    assert look(places, arch="resnet56", step=[2]).begun == {}
+    (folder / "cells.json").write_text("{")
+    with pytest.raises(UserError, match=r"cells\.json cannot be read"):
+        planner.begun(work)
+
+
+# -- planning ----------------------------------------------------------------------------------------------------------
+
+
+def test_fleets_share_what_they_must(places):
+    fleets = planner.plan(look(places), places[1], H200)
+    for fleet in fleets:
+        assert 1 <= len(fleet.specs) <= 16
+        assert len({planner.kind(spec) for spec in fleet.specs}) == 1
+        assert H200.waste(fleet.specs) < 30
+    short = [fleet for fleet in fleets if fleet.specs[0].own_epochs == 18]
+    assert {spec.own_epochs for spec in short[0].specs} == {16, 18}, "short runs wait for each other"
+    names = [spec.name() for fleet in fleets for spec in fleet.specs]
+    assert sorted(names) == sorted(cell.name for cell in CELLS)
+
+
+def test_dependents_come_after_their_source(places):
+    fleets = planner.plan(look(places), places[1], H200)
+    at = {spec.name(): i for i, fleet in enumerate(fleets) for spec in fleet.specs}
+    for cell in CELLS:
+        if (source := suite.source(cell.spec)) is not None:
+            assert at[source] < at[cell.name]
+
+
+def test_the_most_important_cells_that_fit_are_taken(places):
+    state = look(places, step=[1])
+    fleets = planner.plan(state, places[1], H200, budget=600.0)
+    assert sum(fleet.seconds for fleet in fleets) <= 600
+    taken = list(fleets[0].specs)
+    same = [cell.spec for cell in state.ready if cell.spec.own_epochs == 200]
+    assert taken == same[: len(taken)]
+    assert H200.seconds(same[: len(taken) + 1]) > 600
+    assert planner.plan(state, places[1], H200, budget=70.0) == []
+    assert planner.plan(state, places[1], H200, budget=70.0, leave_unfinished=True) == []
+    cut = planner.plan(state, places[1], H200, budget=100.0, leave_unfinished=True)
+    assert [len(fleet.specs) for fleet in cut] == [16]
+    assert [len(fleet.specs) for fleet in planner.plan(state, places[1], H200, 600.0, at_most=3)] == [3, 3]
+
+
+# -- pace --------------------------------------------------------------------------------------------------------------
+
+
+def test_estimates_follow_the_measurements():
+    runs = [paper.run("resnet20", seed=seed) for seed in range(32)]
+    for count, ms in pace.MEASURED["NVIDIA H200"]["resnet20"].items():
+        assert H200.step_seconds(runs[:count]) == pytest.approx(count * ms / 1000)
+    steps = [H200.step_seconds(runs[:k]) for k in range(1, 33)]
+    assert steps == sorted(steps)
+    assert H200.seconds(runs[:16]) == pytest.approx(60 + 1.05 * 16 * 0.537e-3 * 390 * 200)
+    assert H200.seconds(runs[:16], done=200) == 60
+    chain = paper.run("resnet20", structure="filter", sampler="chromatic")
+    assert H200.step_seconds([chain]) == pytest.approx(1.3 * H200.step_seconds(runs[:1]))
+
+
+def test_between_goes_on_outside():
+    assert pace.between({1: 2.0, 3: 4.0}, 5) == 6
+    assert pace.between({2: 3.0}, 4) == 6
+    assert pace.between({1: 1.0, 2: 3.0, 4: 4.0}, 3) == 3.5
+    assert pace.between({1: 1.0, 2: 3.0, 4: 4.0}, 2) == 3
+
+
+def test_what_fleets_took_corrects_the_estimate(tmp_path):
+    runs = [paper.run("resnet20", seed=seed) for seed in range(4)]
+    for seconds in (20.0, 15.0, 90.0):
+        pace.record(tmp_path, "NVIDIA H200", runs, 10, seconds, 10.0)
+    pace.record(tmp_path, "another", runs, 10, 1e6, 10.0)
+    known = Pace("NVIDIA H200")
+    known.learn(tmp_path)
+    assert known.correction == {"resnet20": 2.0}
+    assert known.step_seconds(runs) == pytest.approx(2 * H200.step_seconds(runs))
+    (tmp_path / "pace.json").write_text("{")
+    with pytest.raises(UserError, match=r"pace\.json cannot be read"):
+        known.learn(tmp_path)
+
+
+def test_elsewhere_steps_are_tried():
+    asked = []
+    known = Pace("cpu", 10, lambda spec: asked.append(spec.model) or 0.5)
+    spec = paper.run("resnet20")
+    assert known.seconds([spec] * 3) == 2 + 1.05 * 3 * 0.5 * 10 * 200
+    assert known.seconds([spec]) > 0
+    assert asked == ["resnet20"]
+    with pytest.raises(UserError, match="the pace of resnet20 on cpu is not known"):
+        Pace("cpu").seconds([spec])
+
+
+# -- carrying ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_carried_in_parts(places, tmp_path):
+    results, work = places
+    finish(places, paper.dense("resnet20"), paper.run("resnet20", sparsity=0.5), paper.run("resnet20", seed=1))
+    pair = [paper.run("resnet20", seed=2), paper.run("resnet20", structure="kernel", seed=2)]
+    folder = work / planner.fleet_key(pair)
+    planner.begin(folder, pair)
+    noise = torch.frombuffer(bytearray(os.urandom(300_000)), dtype=torch.uint8)
+    for epoch in (4, 9):
+        checkpoint.save(folder, epoch, {"noise": noise})
+    pace.record(work, "cpu", pair, 1, 1.0, 1.0)
+    files = carry.pack(CELLS, results, work, tmp_path / "out", part=100_000)
+    assert len(files) >= 5
+    assert all(file.stat().st_size <= 100_000 for file in files)
+    there = tmp_path / "there"
+    written = carry.unpack(tmp_path / "out", there / "results", there / "work")
+    assert "work/pace.json" in written
+    assert [name for name in written if "finished" in name] == [
+        f"work/finished/{spec.name()}.safetensors"
+        for spec in (paper.run("resnet20", sparsity=0.5), paper.dense("resnet20"))
+    ], "only what others still start from"
+    assert planner.begun(there / "work") == {there / "work" / folder.name: pair}
+    epoch, state = checkpoint.load_latest(there / "work" / folder.name)
+    assert epoch == 9
+    assert torch.equal(state["noise"], noise)
+    assert sorted(f.name for f in (there / "results").iterdir()) == sorted(f.name for f in results.iterdir())
+
+
+def test_what_is_too_large_to_carry_is_named(places, tmp_path):
+    results, work = places
+    pair = [paper.run("resnet20", seed=2)]
+    planner.begin(folder := work / planner.fleet_key(pair), pair)
+    checkpoint.save(folder, 4, {"x": torch.zeros(100_000)})
+    finish(places, paper.dense("resnet20"))
+    said = []
+    carry.pack(CELLS, results, work, tmp_path / "out", total=50_000, say=said.append)
+    assert said == [f"left out of the state, which would be too large: work/{folder.name}/cells.json (0.4 MiB)"]
+    assert carry.unpack(tmp_path / "out", tmp_path / "r", tmp_path / "w")[0].startswith("results/")
+
+
+def test_a_fleet_that_is_done_elsewhere_is_forgotten(places, tmp_path):
+    pair = [paper.run("resnet20", seed=2)]
+    planner.begin(folder := places[1] / planner.fleet_key(pair), pair)
+    finish((tmp_path / "r", tmp_path / "w"), *pair)
+    carry.pack(CELLS, tmp_path / "r", tmp_path / "w", tmp_path / "out")
+    carry.unpack(tmp_path / "out", *places)
+    assert not folder.exists()
+
+
+def test_damaged_and_foreign_states_are_refused(places, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="holds no whole state of a suite"):
+        carry.unpack(out, *places)
+    finish(places, paper.dense("resnet20"))
+    carry.pack(CELLS, *places, out)
+    (out / "suite-state.000").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"suite-state\.000 is damaged"):
+        carry.unpack(out, *places)
+    for name in ("results/../../evil.json", "elsewhere/x", "results"):
+        with tarfile.open(out / "suite-state.000", "w:gz") as archive:
+            archive.addfile(tarfile.TarInfo(name))
+        content = (out / "suite-state.000").read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        (out / "suite-state.json").write_text(json.dumps([{"name": "suite-state.000", "sha256": digest}]))
+        with pytest.raises(UserError, match="which is not a file of a suite"):
+            carry.unpack(out, *places)

@@ -1,0 +1,93 @@
+"""Tuning on held-out training images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gibbsprune import data
+from gibbsprune.cli import main
+from gibbsprune.errors import UserError
+from gibbsprune.experiments import paper, tune
+from gibbsprune.hamiltonians import Binary, Linear
+from gibbsprune.methods.gibbs import schedule
+
+
+def test_everything_the_paper_tuned_by_hand_is_tried():
+    assert set(tune.CANDIDATES) == {
+        ("weight", "abs"),
+        *((kind, name) for kind in ("weight", "kernel", "filter") for name in ("binary", "sign")),
+        ("kernel", "quadratic"),
+        ("filter", "quadratic"),
+    }
+    for pair, changes in tune.CANDIDATES.items():
+        assert changes[0] == {}, "the default is a candidate"
+        runs = [tune.Trial().run(pair, change, 0) for change in changes]
+        assert len({run.name() for run in runs}) == len(changes)
+
+
+def test_ranges_are_those_of_the_schedules():
+    trial = tune.Trial(epochs=200)
+    abs_ = schedule(trial.run(("weight", "abs"), {"beta_end": 1e4}, 0), [10])
+    assert (abs_(0), abs_(128)) == (Linear("abs").default_schedule(128)(0), pytest.approx(1e4))
+    binary = schedule(trial.run(("weight", "binary"), {"beta_end": 10.0}, 0), [10])
+    assert type(binary) is type(Binary("offset").default_schedule(128))
+    assert (binary(0), binary(64), binary(128)) == (-10, 0, 10)
+
+
+def test_the_test_set_is_not_looked_at():
+    whole = data.load("digits")
+    split = tune.Trial(holdout=200).split(whole)
+    assert (len(split.x_train), len(split.x_test)) == (len(whole.x_train) - 200, 200)
+    train = {image.numpy().tobytes() for image in whole.x_train}
+    assert all(image.numpy().tobytes() in train for image in split.x_test)
+
+
+def test_a_candidate_must_be_clearly_better():
+    def rows(default, other):
+        same = {"structure": "weight", "hamiltonian": "abs"}
+        return [{**same, "change": {}, "mean": default}, {**same, "change": {"beta_end": 1e4}, "mean": other}]
+
+    assert tune.choice(rows(0.80, 0.802), ("weight", "abs")) == {}
+    assert tune.choice(rows(0.80, 0.804), ("weight", "abs")) == {"beta_end": 1e4}
+    assert tune.choice(rows(0.80, 0.70), ("weight", "abs")) == {}
+
+
+def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(tune.CANDIDATES, ("weight", "abs"), [{}, {"beta_end": 10.0}])
+    line = "suite tune --data digits --model resnet8 --epochs 1 --seeds 0 --holdout 200 --only weight-abs --revision r"
+    assert main([*line.split(), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 cells in 1 fleets, about")
+    assert main([*line.split(), "--budget", "1s"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 runs are missing; run the same command again"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(line.split()) == 0
+    torch.set_num_threads(threads)
+    assert "the choice and its evidence are in" in capsys.readouterr().out
+    record = json.loads((tmp_path / "results" / "tune" / "digits-resnet8.json").read_text())
+    assert record["held_out_training_images"] == 200
+    assert record["revision"] == "r"
+    assert set(record["choice"]) == {"weight-abs"}
+    assert [row["change"] for row in record["evidence"]] == [{}, {"beta_end": 10.0}]
+    for row in record["evidence"]:
+        assert row["mean"] == row["accuracies"][0]
+        assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))
+
+
+def test_nothing_is_adopted_without_evidence():
+    file = Path(__file__).parents[1] / "results" / "tune" / "cifar10-resnet20.json"
+    choice = json.loads(file.read_text())["choice"] if file.exists() else {}
+    for (structure, hamiltonian), change in paper.TUNED.items():
+        assert choice.get(f"{structure}-{hamiltonian}") == change
+
+
+def test_mistakes_are_told(capsys):
+    with pytest.raises(UserError, match=r"'kernel-abs' is not tuned; it must be one of weight-binary"):
+        tune.Trial(only=("kernel-abs",))
+    assert main(["suite", "tune", "--workers", "2"]) == 2
+    assert "--workers is 2, but tuning runs in one process" in capsys.readouterr().err

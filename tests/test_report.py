@@ -1,0 +1,273 @@
+"""From raw results to tables, statements, figures and the page's data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fake_results
+from gibbsprune import converged_mask
+from gibbsprune.cli import main
+from gibbsprune.errors import UserError
+from gibbsprune.experiments import paper, published, report, store
+from gibbsprune.experiments.report import figures, findings, groups, page, tables
+from gibbsprune.experiments.report.groups import Group, Results, clearly
+
+
+def record(spec, accuracy: float, **changes) -> dict:
+    values = {**fake_results.result(spec), "accuracy": accuracy, **changes}
+    return {"version": 1, "name": spec.name(), "spec": spec.as_dict(), **values}
+
+
+def some(*pairs) -> Results:
+    return Results([record(spec, accuracy) for spec, accuracy in pairs])
+
+
+SQUARE = [paper.run("resnet20", seed=seed) for seed in (0, 1, 2)]
+
+CELLS = len(paper.cells())
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_taken_together():
+    found = some(*zip(SQUARE, (0.88, 0.89, 0.90)), (paper.run("resnet20", sparsity=0.5), 0.91))
+    group = found.of(paper.run("resnet20", seed=7))
+    assert len(group.records) == 3
+    assert group.mean() == pytest.approx(89.0)
+    assert group.deviation() == pytest.approx(1.0)
+    single = found.of(paper.run("resnet20", sparsity=0.5))
+    assert (single.mean(), single.deviation()) == (pytest.approx(91.0), None)
+    assert found.of(paper.run("resnet56")) is None
+
+
+def test_sources_do_not_tell_runs_apart():
+    found = some(*((paper.reinit("resnet20", 0.9, seed), 0.8) for seed in (0, 1)))
+    assert len(found.of(paper.reinit("resnet20", 0.9, 5)).records) == 2
+
+
+def test_a_hotter_run_stands_for_one_that_did_not_converge():
+    stretched = paper.run("resnet20", stretch=4)
+    found = some((stretched, 0.80), (paper.hotter(stretched), 0.90))
+    assert found.of(stretched).mean() == pytest.approx(90)
+
+
+def test_differences_must_be_beyond_chance():
+    def group(*values) -> Group:
+        return Results([record(spec, value) for spec, value in zip(SQUARE, values)]).of(SQUARE[0])
+
+    assert clearly(group(0.88), group(0.885)) == 0
+    assert clearly(group(0.88), group(0.89)) == -1
+    assert clearly(group(0.90, 0.90, 0.90), group(0.898, 0.898, 0.898)) == 0, "three equal seeds are not certainty"
+    assert clearly(group(0.90, 0.90, 0.90), group(0.89, 0.89, 0.89)) == 1
+
+
+# -- statements and tables ---------------------------------------------------------------------------------------------
+
+
+def answers(results: Results) -> dict[str, str]:
+    return {question: "\n".join(lines) for question, lines in findings.findings(results)}
+
+
+def test_nothing_run_is_said_to_be_so():
+    said = answers(some((paper.run("resnet20", structure="kernel", hamiltonian="sign"), 0.8)))
+    for question, text in said.items():
+        assert "ot run" in text, question
+    assert "Not run: ResNet-20; ResNet-56." in said["How close does 95 % come to the dense network?"]
+
+
+def test_statements_follow_the_results():
+    names = {"binary": 0.84, "sign": 0.82, "quadratic": 0.86}
+    kernels = [(paper.run("resnet20", structure="kernel", hamiltonian=name), v) for name, v in names.items()]
+    chain = paper.run("resnet20", structure="filter", hamiltonian="quadratic", sampler="chromatic")
+    found = some(
+        *kernels,
+        (paper.run("resnet20", structure="filter"), 0.852), (chain, 0.851),
+        (paper.dense("resnet20"), 0.912),
+        (paper.run("resnet20"), 0.888), (paper.run("resnet20", "random-mask"), 0.843),
+        (paper.run("resnet20", stretch=2), 0.90), (paper.run("resnet20", sparsity=0.95, stretch=4), 0.899),
+        (paper.run("resnet20", "l1"), 0.86),
+    )  # fmt: skip
+    said = answers(found)
+    hamiltonians = said["Which Hamiltonian is best?"]
+    assert (
+        "kernel-wise, ResNet-20: quadratic 86.00, binary 84.00, linear sign 82.00 (the paper's order; every step is"
+        in hamiltonians
+    )
+    samplers = said["Does the exact sampler differ from the chromatic chain?"]
+    assert "exact 85.20, chromatic 85.10: no difference beyond chance." in samplers
+    masks = said["Does Gibbs pruning beat a random mask and re-initialisation at every rate?"]
+    assert "ResNet-20: ahead at every rate that was run." in masks
+    assert "random mask at 90 %: +4.50;" in masks
+    assert "re-initialisation at 50 %: not run" in masks
+    assert "weight-wise, ResNet-20: 88.80 at stretch 1, 90.00 at stretch 2: it helps." in said["Does stretching help?"]
+    high = said["How close does 95 % come to the dense network?"]
+    assert "ResNet-20: points lost 1.30 at stretch 4 (paper, stretched: 0.90)." in high
+    others = said["Does it beat the other methods?"]
+    assert "Gibbs pruning in 200 epochs (88.80) is ahead of the best other, l1 in 200 epochs (86.00)" in others
+    assert "stretched to 400 epochs (90.00) ahead of it" in others
+    stand = said["Where do we stand against the paper's tables?"]
+    assert "of the 22 accuracies that the paper prints we have 7;" in stand
+
+
+def test_every_printed_number_is_compared_once():
+    for model in paper.MODELS:
+        pairs = [(spec.name(), value) for spec, value in findings.printed(model)]
+        assert len({name for name, _ in pairs}) == len(pairs) == 1 + 4 + 3 + 3 + 12 - 1
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A folder with results of every cell."""
+    folder = tmp_path_factory.mktemp("full") / "paper"
+    fake_results.write_all(folder)
+    return folder
+
+
+def row(text: str, start: str) -> list[str]:
+    line = next(line for line in text.splitlines() if re.match(rf"\| {re.escape(start)} +\|", line))
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
+def test_tables_set_ours_beside_the_papers(full):
+    results = groups.load(full)
+    text = tables.results_text(results, full, "img")
+    assert f"{CELLS} of {CELLS} cells have been run." in text
+    assert "not run" not in text[text.index("## Table II:") : text.index("## Figure 3")]
+    ours = results.of(paper.run("resnet56", hamiltonian="abs")).mean()
+    line = row(text, "linear abs")
+    assert line[4].startswith(f"{ours:.2f} ± ")
+    assert line[4].endswith("(3)")
+    assert line[5:] == ["89.2", f"{ours - 89.2:+.2f}"]
+    for number in published.PARAMETERS["resnet20"].values():
+        assert f"{number:.2f} %" in text
+    for figure in "3456":
+        assert f"](img/figure{figure}.svg)" in text
+
+
+def test_what_was_not_run_is_marked(tmp_path):
+    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    assert f"1 of {CELLS} cells have been run." in text
+    assert row(text, "binary") == ["binary", "not run", "86.6", "", "not run", "89.1", ""]
+    assert "`gibbsprune suite tune`: not run" in text
+    assert "| ResNet-56, thinet" in text[text.index("## Not run") :]
+
+
+def test_notes_and_tuning_are_taken_in(tmp_path):
+    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
+    (tmp_path / "notes.md").write_text("Our batch norm differs.\n")
+    (tmp_path / "tune").mkdir()
+    rows = [{"structure": "weight", "hamiltonian": "abs", "change": change, "accuracies": [0.8], "mean": 0.8,
+             "agreement": 1.0} for change in ({}, {"beta_end": 1e4})]  # fmt: skip
+    choice = {"model": "resnet20", "epochs": 40, "seeds": [0], "held_out_training_images": 5000, "margin": 0.003,
+              "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
+    (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    assert "## Notes\n\nOur batch norm differs." in text
+    assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| better, not used above \|", text)
+
+
+def test_runs_beside_the_evaluation_are_listed(tmp_path):
+    """Also a hotter one, which is none of them."""
+    other = paper.run("resnet20", structure="kernel", coupling=0.05)
+    hot = paper.hotter(paper.run("resnet20", stretch=2))
+    for spec in (SQUARE[0], other, hot):
+        store.write(tmp_path / "paper", spec, fake_results.result(spec))
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    listed = text[text.index("## Variations") : text.index("## Tuning")]
+    assert f"`{other.name()}`" in listed
+    assert listed.count("`") == 2
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_drawn_and_are_the_same_again(full, tmp_path):
+    results = groups.load(full)
+    files = figures.draw("3", results, tmp_path)
+    assert [file.name for file in files] == ["figure3.svg", "figure3.png"]
+    before = [file.read_bytes() for file in files]
+    assert before[1].startswith(b"\x89PNG")
+    text = before[0].decode()
+    for label in ("Gibbs", "Han et al.", "IMP with rewinding", "l1", "targeted dropout", "dense", "Gibbs, paper"):
+        assert f">{label}<" in text, label
+    assert [file.read_bytes() for file in figures.draw("3", results, tmp_path)] == before
+
+
+def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tmp_path):
+    far = paper.after_dense("resnet20", "filter-l1", "filter", tune_epochs=2)
+    files = figures.draw(
+        "6", some((SQUARE[0], 0.9), (far, 0.31), (paper.run("resnet20", structure="filter"), 0.85)), tmp_path
+    )
+    text = files[0].read_text()
+    assert ">not run<" in text
+    assert ">below: Li et al. 31.0<" in text
+    assert figures.draw("4", some((SQUARE[0], 0.9)), tmp_path)[1].stat().st_size > 5000
+
+
+# -- the page's data and the command -----------------------------------------------------------------------------------
+
+
+def test_the_page_holds_every_group_and_its_layers(full):
+    found = page.page_data(groups.load(full), full)
+    assert (found["done"], found["total"]) == (CELLS, CELLS)
+    assert sum(cell["seeds"] for cell in found["cells"]) == CELLS
+    by_title = {cell["title"]: cell for cell in found["cells"]}
+    cell = by_title["Gibbs, linear square, weight-wise 90 %, ResNet-20, 200 epochs"]
+    assert (cell["paper"], cell["seeds"], len(cell["layers"])) == (87.5, 3, 20)
+    assert len(by_title) == len(found["cells"]), "every cell has a title of its own"
+    assert found["labels"][0] == "Gibbs, linear square"
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_the_mask_freezes(structure):
+    found = page.annealing(structure)
+    frames = found["frames"]
+    assert (frames[0]["beta"], frames[-1]["beta"]) == (pytest.approx(0.7), pytest.approx(1e4))
+    assert frames[0]["agreement"] < 0.9
+    assert frames[-1]["agreement"] > 0.99
+    size = found["side"] * found["kernel"]
+    for frame in frames:
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(frame["bits"]), np.uint8))
+        assert bits.sum() == round(frame["kept"] * size * size)
+    assert page.annealing(structure) == found, "the same page every time"
+    share = float(converged_mask(torch.arange(256.0), found["sparsity"]).float().mean())
+    assert frames[-1]["kept"] == pytest.approx(share, abs=0.05)
+
+
+def test_the_command_writes_everything(full, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(full), "--out", "out"]) == 0
+    assert "Open out/index.html in a browser" in capsys.readouterr().out
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    drawn = {f"figure{n}.{kind}" for n in "3456" for kind in ("svg", "png")}
+    assert written == {"out/index.html", "out/results.md", "docs/results.md"} | {
+        f"{folder}/{name}" for folder in ("out/figures", "docs/img/results") for name in drawn
+    }
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "/*DATA*/" not in text
+    assert re.findall(r"(?:src|href)=\"([^\"]+)\"", text) == ["https://arxiv.org/abs/2006.04981"], "nothing is fetched"
+
+
+def test_mistakes_are_told(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"gibbsprune: {tmp_path / 'none'} is not a folder of results\n"
+    with pytest.raises(UserError, match="holds no results"):
+        report.write(tmp_path, tmp_path / "out")
+
+
+def test_the_documentation_is_what_the_results_say():
+    """After new results: gibbsprune report results/paper --out report."""
+    root = Path(__file__).parents[1]
+    folder = root / "results" / "paper"
+    written = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert written == tables.results_text(groups.load(folder), folder, "img/results")
+    for number in "3456":
+        assert (root / "docs" / "img" / "results" / f"figure{number}.svg").exists()

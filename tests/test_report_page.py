@@ -1,0 +1,159 @@
+"""The interactive page in a real browser: it loads, its controls work, and it fits on a phone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import browser
+import fake_results
+from gibbsprune.experiments import paper
+from gibbsprune.experiments.report import groups, page
+
+CELLS = len(paper.cells())
+PATH = browser.find()
+pytestmark = pytest.mark.skipif(PATH is None, reason="needs Chromium")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The page of a complete suite, and of one with a single result."""
+    folder = tmp_path_factory.mktemp("page")
+    fake_results.write_all(folder / "paper")
+    (folder / "full.html").write_text(page.page_text(groups.load(folder / "paper"), folder / "paper"))
+    (folder / "few").mkdir()
+    name = "cifar10-resnet20-gibbs-weight-square-0.9-s0.json"
+    (folder / "few" / name).write_bytes((folder / "paper" / name).read_bytes())
+    (folder / "few.html").write_text(page.page_text(groups.load(folder / "few"), folder / "few"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    opened = browser.Browser(PATH)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def full(chromium, made):
+    chromium.open(made / "full.html")
+    return chromium
+
+
+def picture(tab) -> str:
+    return tab.evaluate("document.getElementById('plot').innerHTML")
+
+
+def text(tab, name: str) -> str:
+    return tab.evaluate(f"document.getElementById('{name}').textContent")
+
+
+def test_it_loads_without_errors_or_requests(full, made):
+    assert full.errors == []
+    assert full.requests == [(made / "full.html").as_uri()]
+    assert f"{CELLS} of {CELLS} cells have been run." in text(full, "count")
+    assert full.evaluate("document.querySelectorAll('.mark').length") > 10
+
+
+def test_every_choice_draws_something_of_its_own(full):
+    seen = {picture(full)}
+    for control, values in {
+        "metric": ["lost", "recalibrated", "nonzero", "agreement", "accuracy"],
+        "axis": ["sparsity"],
+        "structure": ["kernel", "filter"],
+        "model": ["resnet56"],
+        "recipe": ["modern"],
+    }.items():
+        for value in values:
+            full.choose(control, value)
+            drawn = picture(full)
+            assert drawn not in seen or value == "accuracy", (control, value)
+            assert "NaN" not in drawn
+            assert "undefined" not in drawn
+            seen.add(drawn)
+    assert "not run" in picture(full), "filters were not run with the recipe modern"
+    assert text(full, "layers") == "not run"
+    full.choose("structure", "weight")
+    assert full.evaluate("document.querySelectorAll('.mark').length") == 6
+    assert full.errors == []
+
+
+def test_the_papers_numbers_can_be_hidden(full):
+    assert full.evaluate("document.querySelectorAll('.star').length") > 3
+    full.evaluate("document.getElementById('stars').click()")
+    assert full.evaluate("document.querySelectorAll('.star').length") == 0
+
+
+def test_a_marker_tells_its_details_and_shows_its_layers(full):
+    place = full.evaluate(
+        "(() => { const marks = [...document.querySelectorAll('.mark')];"
+        "const mark = marks.find((m) => m.getAttribute('aria-label').startsWith('IMP'));"
+        "const box = mark.querySelector('.ring').getBoundingClientRect();"
+        "return {x: box.x + box.width / 2, y: box.y + box.height / 2, label: mark.getAttribute('aria-label')}; })()"
+    )
+    full.move(place["x"], place["y"])
+    assert text(full, "details") == place["label"]
+    assert "parameters left" in place["label"]
+    full.click(place["x"], place["y"])
+    chosen = full.evaluate("document.getElementById('cell').selectedOptions[0].textContent")
+    assert place["label"].startswith(chosen)
+    assert full.evaluate("document.querySelectorAll('.layer').length") == 20
+    assert full.evaluate("document.querySelectorAll('.mark.chosen').length") == 1
+
+
+def test_markers_can_be_reached_by_keyboard(full):
+    full.evaluate("document.querySelectorAll('.mark')[3].focus()")
+    label = full.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert text(full, "details") == label
+    for kind in ("keyDown", "keyUp"):
+        full.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+    assert label.startswith(full.evaluate("document.getElementById('cell').selectedOptions[0].textContent"))
+
+
+def test_the_slider_freezes_the_mask(full):
+    pixels = "document.getElementById('mask').toDataURL()"
+    frames, agreements = set(), []
+    last = int(full.evaluate("document.getElementById('beta').max"))
+    for at in (0, last // 2, last):
+        full.choose("beta", str(at))
+        frames.add(full.evaluate(pixels))
+        agreements.append(float(text(full, "frame").split(" % of the weights")[0].split(", ")[-1]))
+    assert len(frames) == 3
+    assert agreements == sorted(agreements)
+    assert agreements[-1] == 100.0
+    assert "β = 10,000 (epoch 128" in text(full, "frame")
+    full.choose("law", "filter")
+    assert full.evaluate(pixels) not in frames
+
+
+def test_the_annealing_plays(full):
+    before = full.evaluate("document.getElementById('beta').value")
+    full.evaluate("document.getElementById('play').click()")
+    later = full.evaluate("new Promise((done) => setTimeout(() => done(document.getElementById('beta').value), 1000))")
+    assert int(later) > int(before)
+    assert text(full, "play") == "Stop"
+    full.evaluate("document.getElementById('play').click()")
+    assert text(full, "play") == "Play"
+
+
+@pytest.mark.parametrize("name", ["full", "few"])
+@pytest.mark.parametrize("width", [320, 375, 1440])
+def test_it_fits_on_every_screen(chromium, made, name, width):
+    chromium.open(made / f"{name}.html", width, 812)
+    assert chromium.evaluate("innerWidth") == width
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    small = chromium.evaluate(
+        "[...document.querySelectorAll('select, button, input[type=range]')]"
+        ".filter((e) => e.getBoundingClientRect().height < 32).map((e) => e.id)"
+    )
+    assert small == [], "too small to tap"
+    size = chromium.evaluate("parseFloat(getComputedStyle(document.querySelector('#plot text')).fontSize)")
+    scale = chromium.evaluate(
+        "(() => { const s = document.querySelector('#plot svg'); return s.clientWidth / s.viewBox.baseVal.width; })()"
+    )
+    assert size * scale >= 11, "too small to read"
+    assert chromium.errors == []
+    if folder := os.environ.get("SCREENSHOTS"):
+        chromium.screenshot(made.__class__(folder) / f"{name}-{width}.png")
