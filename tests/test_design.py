@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gibbsprune"
 ORDER = [
     "errors",
+    "distributed",
     "structures",
     "threshold",
     "schedules",
@@ -76,8 +77,8 @@ def test_samplers_know_nothing_of_weights_and_layers(path):
 def test_the_core_needs_torch_and_numpy_only(path):
     allowed = {"torch", "numpy"} | ({"triton"} if path.name.endswith("_triton.py") else set())
     standard = {
-        "__future__", "abc", "ast", "collections", "dataclasses", "fnmatch", "fractions", "functools", "importlib",
-        "math", "typing", "warnings",
+        "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "fnmatch", "fractions", "functools",
+        "importlib", "math", "typing", "warnings",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 CORE = [
     "structures",
     "threshold",
@@ -31,6 +31,9 @@ def blocks(page):
         yield "\n" * text.count("\n", 0, match.start(1)) + match[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # what Lightning says of torch, and of short trainings
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
 @pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p))], ids=lambda page: page.name)
 def test_examples_run(page, tmp_path, monkeypatch):
     """One after the other, as a reader would type them."""

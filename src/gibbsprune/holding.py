@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .distributed import cut_like, whole
 from .structures import PRUNABLE
 
 _held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -23,7 +24,7 @@ def hold(parameter: nn.Parameter, mask: Tensor) -> None:
     """Keeps ``parameter`` zero where ``mask`` is False, as long as the parameter lives."""
     if parameter not in _held and parameter.requires_grad:
         parameter.register_hook(lambda gradient: gradient.masked_fill(_pruned_on(parameter, gradient.device), 0))
-    _held[parameter] = ~mask
+    _held[parameter] = cut_like(~mask, parameter)
 
 
 def hold_zeros(model: nn.Module) -> nn.Module:
@@ -34,7 +35,7 @@ def hold_zeros(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if isinstance(module, PRUNABLE) and isinstance(module.weight, nn.Parameter):
-            mask = module.weight.detach() != 0
+            mask = whole(module.weight) != 0
             if not bool(mask.all()):
                 hold(module.weight, mask)
     return model

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .distributed import cut_like, plain_class
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
 
@@ -23,7 +24,7 @@ class Masked(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool))
+        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask
@@ -45,7 +46,7 @@ class GibbsMasked(Masked):
     def __init__(self, weight: Tensor, structure: Structure, sparsity: float) -> None:
         super().__init__(weight)
         self.structure, self.sparsity = structure, sparsity
-        self.register_buffer("converged", torch.ones_like(weight, dtype=torch.bool), persistent=False)
+        self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -109,8 +110,14 @@ def _(
 
 
 def attach(module: nn.Module, masked: Masked) -> None:
-    """Puts a mask on ``module.weight``."""
+    """Puts a mask on ``module.weight``, which stays the same object with all that hangs on it.
+
+    torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
+    """
+    weight = cast(nn.Parameter, module.weight)
+    module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
     parametrize.register_parametrization(module, "weight", masked, unsafe=True)
+    cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
 
 
 def stored_weight(module: nn.Module) -> nn.Parameter:
@@ -125,9 +132,11 @@ def burn(module: nn.Module, mask: Tensor) -> None:
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
     """
+    weight = stored_weight(module)
     with torch.no_grad():
-        stored_weight(module).masked_fill_(~mask, 0)
-    parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        weight.masked_fill_(cut_like(~mask, weight), 0)
+    with plain_class(module):
+        parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
     parameters = module._parameters
     for name in [name for name in parameters if name != "weight"]:
         parameters[name] = parameters.pop(name)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
@@ -51,6 +52,7 @@ class GibbsPruner:
         seed: of the one random stream that all masks come from.
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         sweeps: of the chromatic sampler.
+        check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
     def __init__(
@@ -67,17 +69,18 @@ class GibbsPruner:
         *,
         epochs: int = 200,
         sweeps: int = chromatic.SWEEPS,
+        check_ranks: int = 100,
     ) -> None:
-        self.model, self.seed, self.sweeps = model, int(seed), sweeps
+        self.model, self.seed, self.sweeps, self.check_ranks = model, int(seed), sweeps, check_ranks
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude)
         self._targets = _targets(sparsity, list(self._layers))
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
         sizes = [math.prod(site.shape) for site in self._sites.values()]
-        for what, value in (("epochs", epochs), ("sweeps", sweeps)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{what} is {value!r}: allowed are whole numbers from 1")
+        for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{what} is {value!r}: allowed are whole numbers from {least}")
         if not (schedule is None or callable(schedule)):
             raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
         self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
@@ -91,6 +94,8 @@ class GibbsPruner:
             self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity)  # type: ignore[arg-type]
         for name, module in self._layers.items():
             attach(module, self.masks[name])
+            rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
+        leave_out(model, [f"{n}.parametrizations.weight.0.{b}" for n in self.masks for b in ("mask", "converged")])
         self._draw()
 
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
@@ -118,22 +123,35 @@ class GibbsPruner:
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
         self._check_open("step")
+        if self.check_ranks and self.steps % self.check_ranks == 0:
+            streams = (generator.get_state() for generator in self._generators.values())
+            compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
         self._draw()
         self.steps += 1
 
+    def restart(self) -> None:
+        """Draws the first masks again, from the weights as they are now: after DDP has sent rank 0's to all ranks."""
+        self._check_open("restart")
+        self.steps, self._generators = 0, {}
+        self._draw()
+
     @torch.no_grad()
     def _draw(self) -> None:
+        reshard(self.model)
         for names in self._by_device():
             masks = self._sample(names)
             torch._foreach_copy_([self.masks[name].mask for name in names], masks)
 
     def _sample(self, names: tuple[str, ...]) -> list[Tensor]:
-        law, weights = self._law(names), [stored_weight(self._layers[name]) for name in names]
+        law, weights = self._law(names), self._weights(names)
         if math.isinf(self.beta):
             return law.converged(weights)
-        device = weights[0].device
+        device = weights.weights[0].device
         betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
         return law.draw(weights, betas, [self._generator(device)], self.sweeps)
+
+    def _weights(self, names: tuple[str, ...]) -> Whole:
+        return Whole(stored_weight(self._layers[name]) for name in names)
 
     def _by_device(self) -> list[tuple[str, ...]]:
         """Layers that are really pruned, together where their weights are on the same device."""
@@ -158,9 +176,10 @@ class GibbsPruner:
     def agreement(self) -> float:
         """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
         self._check_open("agreement")
+        reshard(self.model)
         same = total = 0
         for names in self._by_device():
-            converged = self._law(names).converged([stored_weight(self._layers[name]) for name in names])
+            converged = self._law(names).converged(self._weights(names))
             same += sum(int((self.masks[n].mask == c).sum()) for n, c in zip(names, converged))
             total += sum(c.numel() for c in converged)
         return same / total if total else 1.0
@@ -177,12 +196,13 @@ class GibbsPruner:
         self._check_open("finalize")
         if draw not in ("sample", "converged"):
             raise UserError(f"draw is {draw!r}: allowed are 'sample' and 'converged'")
+        reshard(self.model)
         for name, module in self._layers.items():
-            if not bool(torch.isfinite(stored_weight(module)).all()):
+            if not bool(torch.isfinite(whole(stored_weight(module))).all()):
                 raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
         final: dict[str, Tensor] = {}
         for names in self._by_device():
-            weights = [stored_weight(self._layers[name]) for name in names]
+            weights = self._weights(names)
             converged = self._law(names).converged(weights)
             masks = converged if draw == "converged" else self._sample(names)
             for name, weight, mask, limit in zip(names, weights, masks, converged):
@@ -198,6 +218,7 @@ class GibbsPruner:
         for name, module in self._layers.items():
             mask = final.get(name, torch.ones_like(self.masks[name].mask))
             burn(module, mask)
+            rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
             if name in final:
                 hold(module.weight, mask)  # type: ignore[arg-type]
         self.finalized = True
@@ -222,7 +243,7 @@ class GibbsPruner:
         for name, module in self._layers.items():
             site, target = self._sites[name], self._targets[name]
             kept = kept_count(target, site.count)
-            zeros = float((module.weight == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[union-attr]
+            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
             layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
         return Summary(self._sites[layers[0].name].structure.name, layers, dict(self._skipped))
@@ -256,7 +277,7 @@ class GibbsPruner:
         self._generators = {}
         for names in self._by_device():
             device = stored_weight(self._layers[names[0]]).device
-            if (saved := state["generators"].get(str(device))) is not None:
+            if (saved := _stream(state["generators"], device)) is not None:
                 self._generator(device).set_state(saved.cpu())
         self.set_epoch(int(state["epoch"]))
 
@@ -273,6 +294,12 @@ def _targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
             )
         return {name: check_sparsity(sparsity[name]) for name in names}
     return dict.fromkeys(names, check_sparsity(sparsity))
+
+
+def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+    """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that."""
+    alike = [state for name, state in generators.items() if torch.device(name).type == device.type]
+    return generators.get(str(device), alike[0] if len(alike) == 1 else None)
 
 
 def _pack(mask: Tensor) -> Tensor:

@@ -1,0 +1,138 @@
+"""A pruner that follows somebody else's training loop: what the callbacks of all trainers have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..pruner import GibbsPruner
+
+DRAWS = ("sample", "converged", None)
+MASKED = ".parametrizations.weight.original"
+
+
+class Follower:
+    """Wraps the trainer's model, draws at its optimiser steps, anneals by its epochs, finalizes at its end.
+
+    Args:
+        draw: the final masks, as in ``GibbsPruner.finalize``; None leaves finalizing to the user.
+        steps_per_epoch: optimiser steps per epoch of the schedule of β; None follows the trainer's epochs.
+        arguments: of :class:`gibbsprune.GibbsPruner`, all but the model.
+    """
+
+    def __init__(self, draw: str | None, steps_per_epoch: int | None, arguments: Mapping[str, Any]) -> None:
+        if draw not in DRAWS:
+            raise UserError(f"draw is {draw!r}: allowed are {', '.join(map(repr, DRAWS))}")
+        whole = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool) and steps_per_epoch > 0
+        if steps_per_epoch is not None and not whole:
+            raise UserError(f"steps_per_epoch is {steps_per_epoch!r}: allowed are None and whole numbers from 1")
+        self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
+        self.pruner: GibbsPruner | None = None
+        self.resumed = False
+        self._handle: Any = None
+
+    # -- the training ------------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a model that is being pruned."""
+        return self.pruner is not None and not self.pruner.finalized
+
+    def wrap(self, model: nn.Module) -> None:
+        """Masks ``model``, once."""
+        if self.pruner is None:
+            self.pruner = GibbsPruner(model, **self.arguments)
+            self.guard(model)
+
+    def start(self, epochs: float | None, steps: float | None) -> None:
+        """The default schedule for a training of so many epochs or optimiser steps, and the first masks.
+
+        They are drawn from the weights that all ranks have by now; a resumed run goes on with its own masks.
+        """
+        if not self.open:
+            return
+        if not {"schedule", "epochs"} & self.arguments.keys():
+            length = epochs if not self.steps_per_epoch else steps and steps / self.steps_per_epoch
+            if not (length and 0 < length < 1e9):
+                raise UserError(
+                    "the trainer does not know how long it will train, as the default schedule of beta must: give a "
+                    "schedule, its epochs, or max_steps and steps_per_epoch"
+                )
+            sizes = [layer.weights for layer in self._pruner.summary().layers]
+            ramp = max(1, round(0.64 * math.ceil(length)))
+            self._pruner.schedule = self._pruner.hamiltonian.default_schedule(ramp, sizes)
+            self._pruner.set_epoch(self._pruner.epoch)
+        if not self.resumed:
+            self._pruner.restart()
+
+    def begin_epoch(self, epoch: int) -> None:
+        if self.open and not self.steps_per_epoch:
+            self._pruner.set_epoch(epoch)
+
+    def step(self) -> None:
+        """After an optimiser step."""
+        if self.open:
+            self._pruner.step()
+            if self.steps_per_epoch and self._pruner.steps % self.steps_per_epoch == 0:
+                self._pruner.set_epoch(self._pruner.steps // self.steps_per_epoch)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """β, the share of the masks that has converged, and the share of weights that is masked now."""
+        if not self.open:
+            return {}
+        masks = [masked.mask for masked in self._pruner.masks.values()]
+        kept = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+        return {
+            "gibbsprune/beta": self._pruner.beta,
+            "gibbsprune/agreement": self._pruner.agreement(),
+            "gibbsprune/sparsity": 1 - kept,
+        }
+
+    def finish(self) -> None:
+        if self.open and self.draw:
+            self._pruner.finalize(self.draw)
+
+    @property
+    def _pruner(self) -> GibbsPruner:
+        assert self.pruner is not None
+        return self.pruner
+
+    # -- saving and resuming -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._pruner.state_dict() if self.open else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.open and state:
+            self._pruner.load_state_dict(state)
+            self.resumed = True
+
+    def guard(self, model: nn.Module, wrap: Callable[[], None] | None = None) -> None:
+        """Looks at each state that is loaded into ``model``, before it is: masked layers want masked weights.
+
+        With ``wrap``, a model that is not masked yet is masked by it when a state with masks comes.
+        """
+
+        def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+            has_masks = any(name.endswith(MASKED) for name in state)
+            if self.open and not has_masks and self._pruner.model is module:
+                raise UserError(
+                    "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
+                    "cannot be resumed from it"
+                )
+            if wrap is not None and has_masks:
+                wrap()
+
+        self.unguard()
+        self._handle = model.register_load_state_dict_pre_hook(look)
+
+    def unguard(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None

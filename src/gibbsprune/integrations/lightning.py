@@ -1,0 +1,129 @@
+"""Gibbs pruning as a Lightning callback, for ``lightning`` and ``pytorch_lightning``.
+
+::
+
+    trainer = Trainer(max_epochs=90, callbacks=[GibbsPruning(sparsity=0.9)])
+    trainer.fit(model, loader)          # the model comes out pruned
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from ..errors import UserError
+from ..pruner import GibbsPruner
+from .follower import Follower
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callback_class() -> Any:
+    """The callback class of the Lightning that is in use: both where both are, else the one that is installed."""
+    loaded = [module for module in map(sys.modules.get, PACKAGES) if module]
+    for name in PACKAGES:
+        if not loaded:
+            try:
+                loaded = [import_module(name)]
+            except ModuleNotFoundError:
+                continue
+    if not loaded:
+        raise UserError("GibbsPruning needs Lightning: pip install 'gibbsprune[lightning]'")
+    classes = tuple(module.Callback for module in loaded)
+    return classes[0] if len(classes) == 1 else type("Callback", classes, {})
+
+
+Callback: Any = _callback_class()
+
+
+class GibbsPruning(Callback):
+    """Prunes the model while the trainer fits it.
+
+    The model is masked before the optimisers are made, a mask is drawn after every optimiser step, β follows its
+    schedule epoch by epoch, and when the fit is over the masks are burnt in. Every epoch β, the agreement with the
+    converged masks and the sparsity are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
+
+    Args:
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
+        draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
+        steps_per_epoch: optimiser steps per epoch of the schedule of β; None for the trainer's own epochs.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = 0.9,
+        *,
+        draw: str | None = "sample",
+        steps_per_epoch: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._follower = Follower(draw, steps_per_epoch, {"sparsity": sparsity, **arguments})
+        self._drawn = 0  # optimiser steps that have their masks
+
+    @property
+    def pruner(self) -> GibbsPruner | None:
+        """The pruner, once there is a model."""
+        return self._follower.pruner
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._check_order(trainer)
+            self._wrap(trainer, pl_module)
+        elif not self._follower.open:  # a checkpoint of the training may be loaded into a model without masks
+            self._follower.guard(pl_module, lambda: self._wrap(trainer, pl_module, anew=True))
+
+    def _wrap(self, trainer: Any, pl_module: Any, anew: bool = False) -> None:
+        if anew:
+            self._follower.pruner = None
+        if self.pruner is None:
+            _configure(trainer, pl_module)
+            self._follower.wrap(pl_module)
+
+    def _check_order(self, trainer: Any) -> None:
+        for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
+            if getattr(callback, "_average_model", None) is not None:
+                raise UserError(
+                    f"{type(callback).__name__} comes before GibbsPruning in the trainer's callbacks and has copied "
+                    f"the model without its masks: put GibbsPruning first"
+                )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        steps = float(trainer.estimated_stepping_batches)
+        each = max(1.0, trainer.num_training_batches / trainer.accumulate_grad_batches)
+        self._follower.start(steps / each, steps)
+        self._drawn = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._follower.begin_epoch(trainer.current_epoch)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > self._drawn:  # not while gradients are being accumulated
+            self._drawn = trainer.global_step
+            self._follower.step()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log_dict(self._follower.metrics(), sync_dist=trainer.world_size > 1)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._follower.finish()  # after all checkpoints of the fit, and after averaged weights are back in the model
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._follower.unguard()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._follower.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._follower.load_state_dict(state_dict)
+
+
+def _configure(trainer: Any, pl_module: Any) -> None:
+    """Makes the layers of a module that makes them in ``configure_model``, which Lightning may call more than once."""
+    if type(pl_module).configure_model.__module__.split(".")[0] not in ("lightning", "pytorch_lightning"):
+        with (
+            trainer.strategy.tensor_init_context(),
+            trainer.strategy.model_sharded_context(),
+            trainer.precision_plugin.module_init_context(),
+        ):
+            pl_module.configure_model()

@@ -1,0 +1,117 @@
+"""Gibbs pruning as a callback of the Hugging Face ``Trainer``.
+
+::
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[GibbsPruningCallback(sparsity=0.5)])
+    trainer.train()          # the model comes out pruned
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..pruner import GibbsPruner
+from .follower import Follower
+
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+except ModuleNotFoundError as error:
+    raise UserError("GibbsPruningCallback needs Transformers: pip install 'gibbsprune[transformers]'") from error
+
+
+class GibbsPruningCallback(TrainerCallback, ExportableState):
+    """Prunes the model while the trainer trains it.
+
+    The model is masked when the trainer is made, a mask is drawn after every optimiser step, β follows its schedule
+    epoch by epoch, and at the end the masks are burnt in. The trainer's checkpoints hold all of it:
+    ``trainer.train(resume_from_checkpoint=…)`` goes on where it was.
+
+    Args:
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
+        draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
+        steps_per_epoch: optimiser steps per epoch of the schedule of β, for trainings of few epochs; None for the
+            trainer's own epochs.
+
+    β, the agreement with the converged masks and the sparsity are put into ``trainer.state.log_history`` every epoch.
+    Set ``callback.trainer = trainer`` to send them to the trainer's reporters (TensorBoard, Weights & Biases …) too.
+    """
+
+    def __init__(
+        self,
+        sparsity: Any = 0.9,
+        *,
+        draw: str | None = "sample",
+        steps_per_epoch: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._follower = Follower(draw, steps_per_epoch, {"sparsity": sparsity, **arguments})
+        self.trainer: Any = None
+
+    @property
+    def pruner(self) -> GibbsPruner | None:
+        """The pruner, once there is a model."""
+        return self._follower.pruner
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        if model is not None:
+            self._follower.wrap(model)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.pruner is None:
+            raise UserError(
+                "GibbsPruningCallback has not seen the trainer being made: give it in Trainer(callbacks=[…]), with a "
+                "model and with restore_callback_states_from_checkpoint=False (it restores itself)"
+            )
+        if self._follower.open and state.global_step:
+            self._follower.load_state_dict(self._saved(state))
+        self._follower.start(state.num_train_epochs, state.max_steps)
+
+    def _saved(self, state: Any) -> dict[str, Any]:
+        """The pruner's state from the trainer's, and the masks from the model, which has them already."""
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        if not (isinstance(saved, Mapping) and saved.get("pruner")):
+            raise UserError("the checkpoint holds no state of GibbsPruningCallback: it was saved without it")
+        assert self.pruner is not None
+        read = saved["pruner"]
+        streams = {device: _tensor(text) for device, text in read["generators"].items()}
+        return {**read, "generators": streams, "masks": self.pruner.state_dict()["masks"]}
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._follower.begin_epoch(int((state.epoch or 0) + 1e-6))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._follower.step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        metrics = self._follower.metrics()
+        if metrics and self.trainer is not None:
+            self.trainer.log(metrics)
+        elif metrics:
+            state.log_history.append({**metrics, "epoch": state.epoch, "step": state.global_step})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._follower.finish()
+        self._follower.unguard()
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer writes into ``trainer_state.json``: all but the masks, which are saved with the model."""
+        found = self._follower.state_dict()
+        streams = {device: _text(state) for device, state in found.get("generators", {}).items()}
+        rest = {name: value for name, value in found.items() if name != "masks"}
+        return {"args": {}, "attributes": {}, "pruner": {**rest, "generators": streams} if found else {}}
+
+
+def _text(stream: Tensor) -> str:
+    return base64.b64encode(stream.cpu().numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())

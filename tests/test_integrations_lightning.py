@@ -1,0 +1,313 @@
+"""The Lightning callback with the real trainers: two epochs, checkpoints, resuming, finalizing, exact sparsity."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gibbsprune as gp
+from gibbsprune.threshold import kept_count
+
+pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
+pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    pytest.mark.filterwarnings("ignore:.*dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+LAYERS = ("net.1", "net.3")
+SCHEDULE = gp.LogSchedule(1.0, 1e7, 1)
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def pl(request):
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def lightning():
+    return importlib.import_module("lightning.pytorch")
+
+
+def pruning(*args, **kwargs):
+    from gibbsprune.integrations.lightning import GibbsPruning
+
+    return GibbsPruning(*args, **kwargs)
+
+
+def make_module(pl, seed=0, late=False):
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = None
+            if not late:
+                self.make()
+
+        def make(self):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                self.net = nn.Sequential(nn.Flatten(), nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 4))
+
+        def configure_model(self):
+            if self.net is None:
+                self.make()
+
+        def training_step(self, batch):
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch):
+            self.log("val", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+        test_step = validation_step
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), 1e-2)
+
+    if not late:
+        del Module.configure_model
+    return Module()
+
+
+def make_loader(batch_size=8):
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(48, 16, generator=generator), torch.randint(0, 4, (48,), generator=generator))
+    return DataLoader(data, batch_size)
+
+
+def make_trainer(pl, folder, callbacks, **kwargs):
+    settings = {
+        "accelerator": "cpu", "devices": 1, "max_epochs": 2, "default_root_dir": folder, "logger": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+    }  # fmt: skip
+    return pl.Trainer(callbacks=callbacks, **(settings | kwargs))
+
+
+def check_final(module, sparsity=0.75):
+    for name in LAYERS:
+        weight = module.get_submodule(name).weight
+        assert isinstance(weight, nn.Parameter), "the parametrisation is gone"
+        assert int((weight != 0).sum()) == kept_count(sparsity, weight.numel())
+
+
+def bare_run(epochs=2, accumulate=1):
+    """The same training with the bare pruner."""
+    module = make_module(importlib.import_module("lightning.pytorch"))
+    pruner = gp.GibbsPruner(module, 0.75, schedule=SCHEDULE, seed=5)
+    optimizer = module.configure_optimizers()
+    for epoch in range(epochs):
+        pruner.set_epoch(epoch)
+        for number, (x, y) in enumerate(make_loader()):
+            (F.cross_entropy(module.net(x), y) / accumulate).backward()
+            if (number + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                pruner.step()
+    return module, pruner
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_it_does_what_the_bare_pruner_does(pl, tmp_path, accumulate):
+    callback = pruning(0.75, schedule=SCHEDULE, seed=5)
+    module = make_module(pl)
+    trainer = make_trainer(pl, tmp_path, [callback], accumulate_grad_batches=accumulate)
+    trainer.fit(module, make_loader(), make_loader())
+    expected, pruner = bare_run(accumulate=accumulate)
+    assert callback.pruner.steps == pruner.steps == 12 // accumulate
+    pruner.finalize()
+    for (name, first), (other, second) in zip(module.named_parameters(), expected.named_parameters()):
+        assert name == other
+        assert torch.equal(first, second)
+    check_final(module)
+    assert callback.pruner.finalized
+    trainer.test(module, make_loader(), verbose=False)
+
+
+def test_metrics_go_to_the_logger_that_is_there(pl, tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    trainer = make_trainer(pl, tmp_path, [pruning(0.75, schedule=SCHEDULE)], logger=logger, log_every_n_steps=1)
+    trainer.fit(make_module(pl), make_loader())
+    rows = (tmp_path / "lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    names = rows[0].split(",")
+    found = [dict(zip(names, row.split(","))) for row in rows[1:]]
+    betas, agreements, sparsities = (
+        [float(row[f"gibbsprune/{what}"]) for row in found if row[f"gibbsprune/{what}"]]
+        for what in ("beta", "agreement", "sparsity")
+    )
+    assert betas == [1.0, 1e7]
+    assert agreements[0] < 0.9
+    assert agreements[1] > 0.99
+    assert sparsities[0] < 0.65
+    assert sparsities[1] == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_checkpoint_resumes_bit_for_bit(pl, tmp_path):
+    def fit(callbacks, module, path=None):
+        callback = pruning(0.75, schedule=SCHEDULE, seed=5, draw=None)
+        saver = pl.callbacks.ModelCheckpoint(tmp_path / f"{len(callbacks)}")
+        trainer = make_trainer(pl, tmp_path, [callback, *callbacks, saver], max_epochs=3, enable_checkpointing=True)
+        trainer.fit(module, make_loader(), ckpt_path=path)
+        return trainer, callback
+
+    straight = make_module(pl)
+    whole = fit([], straight)[1]
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if trainer.global_step == 9:  # in the middle of the second epoch
+                raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fit([Stop()], make_module(pl))
+    resumed = make_module(pl, seed=1)
+    trainer, callback = fit([], resumed, tmp_path / "1/epoch=0-step=6.ckpt")
+    assert callback.pruner.steps == whole.pruner.steps == 18
+    assert trainer.current_epoch == 3
+    for name in LAYERS:
+        assert torch.equal(callback.pruner.masks[name].mask, whole.pruner.masks[name].mask)
+    for first, second in zip(resumed.parameters(), straight.parameters()):
+        assert torch.equal(first, second)
+    callback.pruner.finalize("converged")
+    check_final(resumed)
+
+
+def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
+    """Into the finalized model and into a fresh one; both give what the model gave in its validation."""
+    module = make_module(lightning)
+    saver = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val", save_weights_only=True)
+    callbacks = [pruning(0.75, schedule=SCHEDULE, draw="converged"), saver]
+    trainer = make_trainer(lightning, tmp_path, callbacks, enable_checkpointing=True)
+    trainer.fit(module, make_loader(), make_loader())
+    check_final(module)
+    best = float(saver.best_model_score)
+    again = trainer.test(module, make_loader(), ckpt_path=saver.best_model_path, verbose=False)
+    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)]).test(
+        make_module(lightning, 7), make_loader(), ckpt_path=saver.best_model_path, verbose=False
+    )
+    assert again[0]["val"] == fresh[0]["val"] == pytest.approx(best, abs=1e-6)
+
+
+def test_a_finalized_checkpoint_cannot_be_resumed(lightning, tmp_path):
+    trainer = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)])
+    trainer.fit(make_module(lightning), make_loader())
+    trainer.save_checkpoint(tmp_path / "final.ckpt")
+    other = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)], max_epochs=3)
+    with pytest.raises(gp.UserError, match=r"^the checkpoint holds no masks: it is of a model that was finalized"):
+        other.fit(make_module(lightning), make_loader(), ckpt_path=tmp_path / "final.ckpt")
+
+
+def test_a_second_fit_tunes_the_pruned_model(lightning, tmp_path):
+    module, callback = make_module(lightning), pruning(0.75, schedule=SCHEDULE)
+    make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
+    before = module.net[1].weight.detach().clone()
+    make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
+    assert torch.equal(module.net[1].weight != 0, before != 0)
+    assert not torch.equal(module.net[1].weight, before)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_precision(lightning, tmp_path, precision):
+    module = make_module(lightning)
+    structure = "filter" if precision == "64-true" else "weight"
+    callback = pruning(0.75, structure=structure, include="net.*", schedule=SCHEDULE, draw="converged")
+    make_trainer(lightning, tmp_path, [callback], precision=precision).fit(module, make_loader())
+    kinds = {"bf16-mixed": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+    assert module.net[1].weight.dtype == kinds[precision]
+    assert callback.pruner.summary().achieved == pytest.approx(0.75, abs=0.06)
+
+
+def test_compiled(lightning, tmp_path):
+    module, (expected, pruner) = make_module(lightning), bare_run()
+    module.net.compile(backend="aot_eager")
+    callback = pruning(0.75, schedule=SCHEDULE, seed=5)
+    make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader(), make_loader())
+    check_final(module)
+    assert callback.pruner.steps == 12
+    pruner.finalize()
+    for first, second in zip(module.parameters(), expected.parameters()):
+        torch.testing.assert_close(first, second)
+
+
+def test_averaged_weights(lightning, tmp_path):
+    module = make_module(lightning)
+    average = lightning.callbacks.EMAWeightAveraging(decay=0.5)
+    callback = pruning(0.75, schedule=SCHEDULE, draw="converged")
+    make_trainer(lightning, tmp_path, [callback, average]).fit(module, make_loader(), make_loader())
+    check_final(module)
+    stored = average._average_model.module.net[1].parametrizations.weight.original
+    assert torch.equal(module.net[1].weight, stored * gp.converged_mask(stored, 0.75))
+    wrong = make_trainer(lightning, tmp_path, [lightning.callbacks.EMAWeightAveraging(), pruning(0.75)])
+    with pytest.raises(gp.UserError, match=r"^EMAWeightAveraging comes before GibbsPruning in the trainer's callbacks"):
+        wrong.fit(make_module(lightning), make_loader())
+
+
+def test_layers_made_in_configure_model(lightning, tmp_path):
+    module = make_module(lightning, late=True)
+    make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)]).fit(module, make_loader())
+    check_final(module)
+
+
+def test_the_default_schedule_lasts_as_long_as_the_trainer(lightning, tmp_path):
+    lengths = []
+    for own, others in (
+        ({}, {"max_epochs": 50}),
+        ({"steps_per_epoch": 2}, {"max_epochs": 50}),
+        ({"steps_per_epoch": 2}, {"max_epochs": -1, "max_steps": 100}),
+        ({"epochs": 10}, {"max_epochs": 50}),
+    ):
+        callback = pruning(0.75, draw=None, **own)
+        trainer = make_trainer(lightning, tmp_path, [callback], **others)
+        trainer.callbacks.append(three_steps(lightning))
+        trainer.fit(make_module(lightning), make_loader())
+        lengths.append((callback.pruner.schedule.epochs, callback.pruner.epoch))
+    assert lengths == [(32, 0), (96, 1), (32, 1), (6, 0)]
+
+
+def test_a_training_without_an_end_needs_a_schedule(lightning, tmp_path):
+    trainer = make_trainer(lightning, tmp_path, [pruning(0.75), three_steps(lightning)], max_epochs=-1)
+    with pytest.raises(gp.UserError, match=r"^the trainer does not know how long it will train"):
+        trainer.fit(make_module(lightning), make_loader())
+    callback = pruning(0.75, schedule=SCHEDULE, draw="converged")
+    trainer = make_trainer(lightning, tmp_path, [callback, three_steps(lightning)], max_epochs=-1)
+    module = make_module(lightning)
+    trainer.fit(module, make_loader())
+    check_final(module)
+
+
+def three_steps(pl):
+    """A callback that stops the training after three steps."""
+
+    class Three(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = trainer.global_step >= 3
+
+    return Three()
+
+
+def test_bad_arguments():
+    with pytest.raises(gp.UserError, match=r"^draw is 'some': allowed are 'sample', 'converged', None$"):
+        pruning(draw="some")
+    with pytest.raises(gp.UserError, match=r"^steps_per_epoch is 0: allowed are None and whole numbers from 1$"):
+        pruning(steps_per_epoch=0)
+
+
+def test_without_the_library(monkeypatch):
+    for name in (
+        "lightning.pytorch",
+        "pytorch_lightning",
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "gibbsprune.integrations.lightning", raising=False)
+    with pytest.raises(gp.UserError, match=r"^GibbsPruning needs Lightning: pip install 'gibbsprune\[lightning\]'$"):
+        importlib.import_module("gibbsprune.integrations.lightning")
