@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..training.spec import RunSpec
 
 #: Learning rates of fine-tuning, as a share of the recipe's: the paper's 1e-5 of 1e-3, but for digits, whose epochs are
-#: of 22 steps, what did best on images held out of the training set.
+#: of 22 steps, the best of 0.01, 0.1 and 0.3 on images held out of the training set (two seeds).
 SHARES = {"digits": 0.3}
 
 TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3)",
