@@ -50,6 +50,12 @@ def number(group: Group) -> str:
     return f"{group.mean():.2f}{spread}"
 
 
+def few(*groups: Group) -> str:
+    """A caution where a comparison rests on fewer than three seeds."""
+    least = min(len(group.records) for group in groups)
+    return "" if least >= 3 else " (from fewer than three seeds, which prove little)"
+
+
 def printed(model: str) -> Iterator[tuple[RunSpec, float]]:
     """Every accuracy that the paper prints, with its cell; filters as the paper sampled them, by the chain."""
     yield paper.dense(model), published.DENSE[model]
@@ -118,7 +124,7 @@ def samplers(results: Results) -> Iterator[str]:
         verdict = {1: "the exact sampler is better", -1: "the chain is better", 0: "no difference beyond chance"}
         yield (
             f"{NETWORK[model]}, filters: exact {number(exact)}, chromatic {number(chain)}: "
-            f"{verdict[clearly(exact, chain)]}."
+            f"{verdict[clearly(exact, chain)]}{few(exact, chain)}."
         )
 
 
@@ -184,7 +190,7 @@ def stretching(results: Results) -> Iterator[str]:
             shown = ", ".join(f"{number(group)} at stretch {s}" for s, group in found.items())
             first, last = found[min(found)], found[max(found)]
             verdict = {1: "it helps", 0: "no difference beyond chance", -1: "it hurts"}[clearly(last, first)]
-            yield f"{where}: {shown}: {verdict}."
+            yield f"{where}: {shown}: {verdict}{few(first, last)}."
 
 
 def high_rates(results: Results) -> Iterator[str]:
