@@ -9,7 +9,6 @@ timed at the end, so that what comes out is not slower than what went in.
 from __future__ import annotations
 
 import copy
-import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
-from gibbsprune.export.plan import AddBorders
 from gibbsprune.export.reuse import last_reader, reuse_memory
+from gibbsprune.export.sites import Site, move_borders, site_at
 from gibbsprune.export.tracing import difference, traced
 
 Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
@@ -148,8 +146,8 @@ def _accelerated(
         root = root.to(memory_format=kind)  # type: ignore[call-overload]
         inputs = tuple(x.contiguous(memory_format=kind) if _image(x) else x for x in inputs)
     module = traced(root, inputs)
-    _move_borders(module)
-    sites = {site.nodes[0]: site for node in module.graph.nodes if (site := _site(module, node)) is not None}
+    move_borders(module)
+    sites = {site.nodes[0]: site for node in module.graph.nodes if (site := site_at(module, node)) is not None}
     chooser = _Chooser(module, sites, timing)
     chooser.run(*copy.deepcopy(inputs))
     for site, executor in chooser.chosen:
@@ -165,95 +163,17 @@ def _accelerated(
     return module, chooser.choices, memory_format
 
 
-def _move_borders(module: fx.GraphModule) -> None:
-    """Let a map at borders go into the other part of a sum, so that the convolution stands beside the sum."""
-    for node in list(module.graph.nodes):
-        layer = module.get_submodule(node.target) if node.op == "call_module" else None
-        total = _only_user(node) if isinstance(layer, AddBorders) else None
-        if total is None or total.target not in (operator.add, torch.add) or len(total.args) != 2 or total.kwargs:
-            continue
-        convolution, x = node.args
-        others = [part for part in total.args if part is not node]
-        if len(others) == 1 and isinstance(others[0], fx.Node) and _shape(others[0]) == _shape(node):
-            with module.graph.inserting_before(total):
-                moved = module.graph.call_module(node.target, (others[0], x))
-            moved.meta = dict(node.meta)
-            total.args = (convolution, moved)
-            module.graph.erase_node(node)
-    module.recompile()
-
-
 def _image(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() == 4
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A layer and what follows it at once: a sum with ``other``, a ReLU."""
-
-    layer: Any
-    nodes: tuple[fx.Node, ...]
-    other: fx.Node | None
-    relu: bool
-
-    def replace(self, module: fx.GraphModule, executor: nn.Module) -> None:
-        """Let one node at the place of the last compute all of them."""
-        first, last = self.nodes[0], self.nodes[-1]
-        name = f"fast_{first.name}"
-        module.add_module(name, executor)
-        with module.graph.inserting_before(last):  # the sum's other part may have been replaced since
-            others = [part for part in self.nodes[1].args if part is not first] if self.other is not None else []
-            new = module.graph.call_module(name, (first.args[0], *others))
-        new.meta = dict(last.meta)
-        last.replace_all_uses_with(new)
-        for node in reversed(self.nodes):
-            module.graph.erase_node(node)
-
-
-def _site(module: fx.GraphModule, node: fx.Node) -> _Site | None:
-    """The site that begins with ``node``, if it is a layer with weights."""
-    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-        return None
-    layer = module.get_submodule(str(node.target))
-    if type(layer) not in (nn.Conv2d, nn.Linear):
-        return None
-    nodes, other = [node], None
-    follower = _only_user(node)
-    if follower is not None and follower.target in (operator.add, torch.add) and len(follower.args) == 2:
-        parts = [part for part in follower.args if part is not node]
-        same = len(parts) == 1 and isinstance(parts[0], fx.Node) and not follower.kwargs
-        if same and _shape(parts[0]) == _shape(node):
-            other = parts[0]
-            nodes.append(follower)
-            follower = _only_user(follower)
-    relu = follower is not None and _is_relu(module, follower)
-    if relu:
-        nodes.append(follower)  # type: ignore[arg-type]
-    return _Site(layer, tuple(nodes), other, relu)  # type: ignore[arg-type]
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _shape(node: Any) -> Any:
-    meta = node.meta.get("tensor_meta")
-    return tuple(meta.shape) if meta is not None and hasattr(meta, "shape") else None
-
-
-def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return type(module.get_submodule(str(node.target))) is nn.ReLU
-    return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
 
 
 class _Chooser(fx.Interpreter):
     """Runs the network once, and times at every site the ways to compute it, at the inputs that come by."""
 
-    def __init__(self, module: fx.GraphModule, sites: dict[fx.Node, _Site], timing: Timing) -> None:
+    def __init__(self, module: fx.GraphModule, sites: dict[fx.Node, Site], timing: Timing) -> None:
         super().__init__(module)
         self.starts, self.timing = {site.nodes[-1]: site for site in sites.values()}, timing
-        self.chosen: list[tuple[_Site, nn.Module]] = []
+        self.chosen: list[tuple[Site, nn.Module]] = []
         self.choices: list[Choice] = []
         self.garbage_collect_values = False
         self.graph_module = module
@@ -264,7 +184,7 @@ class _Chooser(fx.Interpreter):
             self._choose(self.starts[n], result)
         return result
 
-    def _choose(self, site: _Site, result: Tensor) -> None:
+    def _choose(self, site: Site, result: Tensor) -> None:
         source: Any = site.nodes[0].args[0]
         x = self.env[source]
         other = None if site.other is None else self.env[site.other].clone()
