@@ -157,7 +157,7 @@ def test_gaps_past_255_and_the_shortest_way() -> None:
 def test_a_trained_resnet56_keeps_its_accuracy_as_float16(tmp_path: Path) -> None:
     """95 % of the weights pruned, trained on digits: a fifteenth of the file, the same accuracy to 0.05 points."""
     pytest.importorskip("sklearn")
-    spec = RunSpec(data="digits", model="resnet56", sparsity=0.95, epochs=2)
+    spec = RunSpec(data="digits", model="resnet56", sparsity=0.95, epochs=3)
     run.start([spec], tmp_path / "run", "cpu", progress=PlainProgress(io.StringIO()))
     found = load_run(tmp_path / "run")
     save_packed(found.model, tmp_path / "net", "float16")
