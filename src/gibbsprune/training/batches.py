@@ -37,16 +37,13 @@ class Batches:
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
         self.within = torch.arange(self.batch, device=device)
 
-    def draw_epoch(self, active: Sequence[bool] | None = None) -> None:
-        """A new order, shift and flip for every image of every run; what does not fill a batch is left out.
-
-        Runs that are not active draw nothing and see the same images again.
-        """
+    def draw_epoch(self) -> None:
+        """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
         used, ways = self.order.shape[1], 2 * self.shift + 1
-        for k, g in enumerate(self.generators):
-            if active is None or active[k]:
-                self.order[k].copy_(torch.randperm(self.count, generator=g)[:used])
-                self.code[k].copy_(torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g))
+        order = [torch.randperm(self.count, generator=g)[:used] for g in self.generators]
+        code = [torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g) for g in self.generators]
+        self.order.copy_(torch.stack(order))
+        self.code.copy_(torch.stack(code))
         self.cursor.zero_()
 
     def next(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ RECALIBRATION_BATCHES = 40
 
 
 class Engine:
-    """Trains the runs ``specs``, which share architecture, data, batch size and optimiser."""
+    """Trains the runs ``specs``, which share architecture, data, batch size, optimiser and number of epochs."""
 
     def __init__(
         self,
@@ -45,9 +45,7 @@ class Engine:
         device: torch.device,
         sources: Sequence[Finished | None] | None = None,
         autotune: bool = False,
-        epochs: int | None = None,
     ) -> None:
-        """``epochs`` is how long the whole fleet trains: runs that train less start later, so that all end together."""
         self.specs, self.runs, self.device, self.arrays = list(specs), len(specs), device, arrays
         models = [new_model(spec, arrays) for spec in specs]
         self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
@@ -97,10 +95,6 @@ class Engine:
             _copy(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
         ]
         self.done, self.entered = 0, -1
-        longest = epochs or max(spec.own_epochs for spec in specs)
-        self.waits, self.idle = [longest - spec.own_epochs for spec in specs], False
-        self.fresh = [_copy(self.run_state(k)) if wait else {} for k, wait in enumerate(self.waits)]
-        self.fresh_streams = [generator.get_state() for generator in self.mask_streams]
 
     def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
         everywhere = self.specs[0].recipe.decay_on == "all"
@@ -112,11 +106,10 @@ class Engine:
 
     def advance(self) -> None:
         """One step; values that a method wants back later are put aside after it."""
-        if not self.idle:
-            self._advance()
+        self._advance()
         self.done += 1
         for k, at in enumerate(self.save_at):
-            if at is not None and at == self.done - self.waits[k] * self.batches.steps:
+            if at == self.done:
                 self.step.join()
                 self.saved[k] = _copy(self.run_state(k))
 
@@ -214,44 +207,31 @@ class Engine:
         """What the runs' methods do before an epoch; after the last one, the phases that need no training."""
         if self.entered == epoch:
             return
-        for run, spec, wait in zip(self.replicas, self.specs, self.waits):
-            if wait and epoch == wait:
-                self._start(run)
-            start = wait
+        for run, spec in zip(self.replicas, self.specs):
+            start = 0
             for index, phase in enumerate(spec.phases):
                 if start == epoch:
                     spec.how.begin_phase(run, index)
                 start += phase.epochs
-            if wait <= epoch < start:
-                spec.how.begin_epoch(run, epoch - wait)
+            if epoch < start:
+                spec.how.begin_epoch(run, epoch)
         self.entered = epoch
-
-    @torch.no_grad()
-    def _start(self, run: Replica) -> None:
-        """Brings a run that has waited to its beginning."""
-        for name, value in run.values().items():
-            value.copy_(self.fresh[run.k][name])
-        self.mask_streams[run.k].set_state(self.fresh_streams[run.k])
-        self.optimizer.forget(run.k)
 
     def begin_epoch(self, epoch: int) -> None:
         """Lets the methods act, draws the epoch's data order, sets learning rates and β."""
         self.enter(epoch)
         self.set_masks(self.held)
         self.model.train()
-        self.batches.draw_epoch([epoch >= wait for wait in self.waits])
+        self.batches.draw_epoch()
         self.set_schedules(epoch)
         self.done = epoch * self.batches.steps
-        self.idle = all(epoch < wait for wait in self.waits)
         self.loss_sum.zero_()
         self.correct.zero_()
 
     def set_schedules(self, epoch: int) -> None:
-        """Learning rates and β of an epoch; a run that waits learns nothing."""
-        own = [epoch - wait for wait in self.waits]
-        self.rates = [spec.learning_rate(e) if e >= 0 else 0.0 for spec, e in zip(self.specs, own)]
+        self.rates = [spec.learning_rate(epoch) for spec in self.specs]
         self.optimizer.set_rates(self.rates)
-        self.beta_values = [level(max(0, e)) for level, e in zip(self.levels, own)]
+        self.beta_values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
 
     def end_epoch(self) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """A fleet: K runs of one architecture trained together, each as if it were alone.
 
-The runs are fused into one network where the architecture allows it, else each has an engine (on CUDA: a graph and a
-stream) of its own. Each run has its own seed, data order, augmentation, method, structure, sparsity, β and rate. Runs
-of fewer epochs than others wait before they start (``waits``), so that all end together.
+Runs of as many epochs are fused into one network where the architecture allows it, else each has an engine (on CUDA: a
+graph and a stream) of its own; engines work side by side. Each run has its own seed, data order, augmentation, method,
+structure, sparsity, β and rate. Runs of fewer epochs than others wait before they start (``waits``), so that all end
+together.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,10 @@ from .spec import RunSpec
 #: Recipe fields that runs fused into one network must share.
 SHARED = ("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on",
           "bn_momentum", "bn_eps", "standardise", "shift", "flip")  # fmt: skip
+
+#: What a run that has not started did in an epoch, and how it did in a test.
+WAITING = {"loss": math.nan, "train_accuracy": math.nan, "lr": 0.0, "beta": None, "agreement": None}
+UNKNOWN = {"accuracy": math.nan, "loss": math.nan}
 
 
 class Fleet:
@@ -50,38 +56,49 @@ class Fleet:
         self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
         _check_shared(self.specs)
         self.epoch, self.epochs = 0, max(spec.own_epochs for spec in self.specs)
-        if len(specs) == 1 or _fusable(self.specs, arrays):
-            groups = [list(range(len(specs)))]
-        else:
-            groups = [[k] for k in range(len(specs))]
+        fused = len(specs) > 1 and _fusable(self.specs, arrays)
+        groups: dict[int, list[int]] = {}
+        for k, spec in enumerate(self.specs):
+            groups.setdefault(spec.own_epochs if fused else k, []).append(k)
         sources = [_source(spec, finished) for spec in self.specs]
         self.engines = [
-            Engine(
-                [self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, self.epochs
-            )
-            for group in groups
+            Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune)
+            for group in groups.values()
         ]
         self.waits = [self.epochs - spec.own_epochs for spec in self.specs]
-        self.home = {k: (engine, i) for engine, group in zip(self.engines, groups) for i, k in enumerate(group)}
+        self.home = {
+            k: (engine, i) for engine, group in zip(self.engines, groups.values()) for i, k in enumerate(group)
+        }
         self.steps_per_epoch = self.engines[0].batches.steps
         self.final: list[dict[str, Tensor]] | None = None
 
     def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
         """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
         self.final = None
-        for engine in self.engines:
-            engine.begin_epoch(self.epoch)
+        active = self._active(self.epoch)
+        for engine in active:
+            engine.begin_epoch(self.epoch - self._wait(engine))
         for step in range(self.steps_per_epoch):
-            for engine in self.engines:
+            for engine in active:
                 engine.advance()
             if progress is not None:
                 progress(step + 1, self.steps_per_epoch)
         self.epoch += 1
-        return self._in_order([engine.end_epoch() for engine in self.engines])
+        return self._in_order([engine.end_epoch() if engine in active else engine.runs * [WAITING]
+                               for engine in self.engines])  # fmt: skip
+
+    def _wait(self, engine: Engine) -> int:
+        """The epochs after which an engine starts."""
+        return self.epochs - engine.specs[0].own_epochs
+
+    def _active(self, epoch: int) -> list[Engine]:
+        return [engine for engine in self.engines if epoch >= self._wait(engine)]
 
     def evaluate(self) -> list[dict[str, float]]:
-        """Per run: test accuracy and loss with the converged masks."""
-        return self._in_order([engine.evaluate() for engine in self.engines])
+        """Per run: test accuracy and loss with the converged masks; of a run that has not started, not a number."""
+        active = self._active(max(0, self.epoch - 1))
+        return self._in_order([engine.evaluate() if engine in active else engine.runs * [UNKNOWN]
+                               for engine in self.engines])  # fmt: skip
 
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
@@ -95,7 +112,7 @@ class Fleet:
 
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
         if self.epoch == self.epochs:
-            engine.enter(self.epoch)
+            engine.enter(engine.specs[0].own_epochs)
         converged, final = engine.limits(), engine.final_masks()
         agreement = engine.agreement(final, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
@@ -152,7 +169,7 @@ class Fleet:
         saved, final = _clone(self.state_dict()), self.final
         masks = [_clone(engine.masks) for engine in self.engines]
         for engine in self.engines:
-            engine.begin_epoch(self.epoch)
+            engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
         began = time.perf_counter()
         for step in range(warmup + count):
@@ -186,7 +203,7 @@ class Fleet:
             engine.load_state_dict(saved)
         self.epoch = int(state["epoch"])
         for engine in self.engines:
-            engine.set_schedules(max(0, self.epoch - 1))
+            engine.set_schedules(max(0, self.epoch - 1 - self._wait(engine)))
 
     def _in_order(self, per_engine: list[list[Any]]) -> list[Any]:
         """One list over all runs, in the order of the specs."""
