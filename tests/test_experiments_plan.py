@@ -152,9 +152,9 @@ def test_fleets_share_what_they_must(places):
     for fleet in fleets:
         assert 1 <= len(fleet.specs) <= 16
         assert len({planner.kind(spec) for spec in fleet.specs}) == 1
-        assert H200.waste(fleet.specs) < 30
-    short = [fleet for fleet in fleets if fleet.specs[0].own_epochs == 18]
-    assert {spec.own_epochs for spec in short[0].specs} == {16, 18}, "short runs wait for each other"
+        lengths = [spec.own_epochs for spec in fleet.specs]
+        assert lengths == sorted(lengths, reverse=True)
+    assert any(len({spec.own_epochs for spec in fleet.specs}) > 1 for fleet in fleets), "short runs come along"
     names = [spec.name() for fleet in fleets for spec in fleet.specs]
     assert sorted(names) == sorted(cell.name for cell in CELLS)
 
@@ -191,7 +191,7 @@ def test_estimates_follow_the_measurements():
         assert H200.step_seconds(runs[:count]) == pytest.approx(count * ms / 1000)
     steps = [H200.step_seconds(runs[:k]) for k in range(1, 33)]
     assert steps == sorted(steps)
-    assert H200.seconds(runs[:16]) == pytest.approx(60 + 1.05 * 16 * 0.537e-3 * 390 * 200)
+    assert H200.seconds(runs[:16]) == pytest.approx(60 + 1.05 * 16 * 0.53e-3 * 390 * 200)
     assert H200.seconds(runs[:16], done=200) == 60
     chain = paper.run("resnet20", structure="filter", sampler="chromatic")
     assert H200.step_seconds([chain]) == pytest.approx(1.3 * H200.step_seconds(runs[:1]))
@@ -222,7 +222,7 @@ def test_elsewhere_steps_are_tried():
     asked = []
     known = Pace("cpu", 10, lambda spec: asked.append(spec.model) or 0.5)
     spec = paper.run("resnet20")
-    assert known.seconds([spec] * 3) == 2 + 1.05 * 3 * 0.5 * 10 * 200
+    assert known.seconds([spec] * 3) == pytest.approx(2 + 1.05 * 3 * 0.5 * 10 * 200)
     assert known.seconds([spec]) > 0
     assert asked == ["resnet20"]
     with pytest.raises(UserError, match="the pace of resnet20 on cpu is not known"):

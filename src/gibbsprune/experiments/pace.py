@@ -17,11 +17,11 @@ from ..training.checkpoint import write_atomic
 from ..training.fleet import Fleet
 from ..training.spec import RunSpec
 
-#: Milliseconds per model and step by device, network and number of runs (benchmarks/README.md; one run: protocol).
+#: Milliseconds per model and step by device, network and number of runs (benchmarks/README.md).
 MEASURED: dict[str, dict[str, dict[int, float]]] = {
     "NVIDIA H200": {
-        "resnet20": {1: 1.85, 8: 0.643, 16: 0.537, 32: 0.489},
-        "resnet56": {1: 4.86, 16: 1.45},
+        "resnet20": {1: 1.77, 8: 0.643, 16: 0.53, 32: 0.486},
+        "resnet56": {1: 4.65, 16: 1.297},
     },
 }
 #: Of drawing masks at every step, relative to weight-wise ones; measured for one run, and a guess for the chain.
@@ -62,23 +62,21 @@ class Pace:
         return self.tried[spec.model]
 
     def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
-        """A whole fleet, of which some epochs may be done already; runs of fewer epochs than others wait."""
-        epochs = max(spec.own_epochs for spec in specs) - done
-        return self.start + self.sharing * TESTING * self.step_seconds(specs) * self.steps * epochs
+        """A whole fleet, of which some epochs may be done already: the start of its engines, and its epochs."""
+        return self.start * len({spec.own_epochs for spec in specs}) + self.training(specs, done)
+
+    def training(self, specs: Sequence[RunSpec], done: int = 0) -> float:
+        """A fleet's epochs after those done, as if its engines, one for each length, worked one after another."""
+        longest, total = max(spec.own_epochs for spec in specs), 0.0
+        for own in {spec.own_epochs for spec in specs}:
+            group = [spec for spec in specs if spec.own_epochs == own]
+            total += self.step_seconds(group) * (own - max(0, done - (longest - own)))
+        return self.sharing * TESTING * self.steps * total
 
     @property
     def start(self) -> float:
         """Seconds until a fleet's first step."""
         return START["cpu" if self.device == "cpu" else "cuda"]
-
-    def waste(self, specs: Sequence[RunSpec]) -> float:
-        """Seconds spent on runs that wait for the others of a fleet."""
-        epochs = max(spec.own_epochs for spec in specs)
-        idle = sum(epochs - spec.own_epochs for spec in specs)
-        if not idle:
-            return 0.0
-        each = (self.step_seconds(specs) - self.step_seconds(specs[:1])) / max(1, len(specs) - 1)
-        return idle * self.steps * each
 
     def learn(self, work: Path) -> None:
         """Corrects the estimates by what the fleets of this work folder took on this device."""

@@ -27,7 +27,7 @@ HIGH_RATES = (*RATES, 0.98)
 STRETCHES = (1, 2, 4)
 #: Cost knobs, shortest first: epochs of fine-tuning after each step of pruning, and rounds of the lottery.
 TUNE_EPOCHS = (2, 10, 40)
-ROUNDS = (1, 2, 3, 5)
+ROUNDS = (1, 3, 5)
 
 #: β ranges and couplings that ``gibbsprune suite tune`` found better than the defaults, by structure and Hamiltonian.
 TUNED: dict[tuple[str, str], dict[str, float]] = {}

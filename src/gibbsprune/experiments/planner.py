@@ -21,7 +21,6 @@ from .suite import source
 CELLS = "cells.json"
 FINISHED = "finished"
 USEFUL = 1.5  # of a fleet's start, the least time in which to begin or continue one that will not end
-WAITING = 0.5  # of a fleet's start, the most that its runs may wait for each other
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def plan(
         ready = [spec for spec in left if spec.name() not in waiting or source(spec) in trained]
         if not ready:
             break
-        group = _group(ready, pace, at_most)
+        group = _group(ready, at_most)
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
         if not fitting and not (leave_unfinished and budget > USEFUL * pace.start):
             left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
@@ -144,17 +143,11 @@ def plan(
     return fleets
 
 
-def _group(ready: Sequence[RunSpec], pace: Pace, at_most: int) -> list[RunSpec]:
-    """The first run and those to train with it: of as many epochs, then of others if waiting for them costs less time
-    than a fleet of their own takes to start."""
+def _group(ready: Sequence[RunSpec], at_most: int) -> list[RunSpec]:
+    """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them."""
     first = ready[0]
-    alike = [spec for spec in ready if kind(spec) == kind(first)]
-    group = [spec for spec in alike if spec.own_epochs == first.own_epochs][:at_most]
-    others = [spec for spec in alike if spec.own_epochs != first.own_epochs]
-    for spec in sorted(others, key=lambda spec: abs(spec.own_epochs - first.own_epochs)):
-        if len(group) < at_most and pace.waste([*group, spec]) < WAITING * pace.start:
-            group.append(spec)
-    return group
+    alike = [spec for spec in ready if kind(spec) == kind(first) and spec.own_epochs <= first.own_epochs]
+    return sorted(alike, key=lambda spec: -spec.own_epochs)[:at_most]
 
 
 def kind(spec: RunSpec) -> tuple[object, ...]:

@@ -138,7 +138,7 @@ class _Training:
         known = pace.Pace(device, self.fleet.steps_per_epoch)
         if specs[0].model in pace.MEASURED.get(device, {}):
             epochs = self.fleet.epoch - self.paced[0]
-            expected = pace.TESTING * known.step_seconds(specs) * known.steps * epochs
+            expected = known.training(specs, self.paced[0])
             pace.record(work, device, specs, epochs, time.monotonic() - self.paced[1], expected)
 
     def save(self) -> None:
