@@ -18,8 +18,8 @@ demo: setup
 	$(BIN)/gibbsprune demo
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs/hooks docs/img
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks docs/img
 	$(BIN)/mypy
 
 test: lint
