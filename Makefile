@@ -1,10 +1,10 @@
-# make setup | demo | test | lint | bench
+# make setup | demo | test | lint | bench | docs
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench docs clean
 
 setup: $(STAMP)
 
@@ -18,16 +18,20 @@ demo: setup
 	$(BIN)/gibbsprune demo
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs/hooks docs/img
+	$(BIN)/ruff format --check src tests benchmarks docs/hooks docs/img
 	$(BIN)/mypy
 
 test: lint
 	$(BIN)/pytest -n 2
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
 
 bench: setup
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

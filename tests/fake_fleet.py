@@ -13,7 +13,7 @@ class FakeFleet:
     on_step = None  # called with (fleet, step) within an epoch
     diverges_at = None  # the epoch whose loss is NaN
 
-    def __init__(self, specs, arrays, device="cpu", autotune=False):
+    def __init__(self, specs, arrays, device="cpu", autotune=False, ranks=None):
         self.specs = list(specs)
         self.epoch = 0
         self.epochs = specs[0].total_epochs

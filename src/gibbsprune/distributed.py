@@ -10,7 +10,7 @@ too and nobody has to send them. What this file adds is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,6 +145,14 @@ def digest(tensors: Iterable[Tensor]) -> int:
     return int(total)
 
 
+def unequal(parts: Mapping[str, int], device: torch.device) -> list[str]:
+    """The names of those numbers that are not the same on all ranks, which must ask together."""
+    mine = torch.tensor(list(parts.values()), dtype=torch.int64, device=device)
+    both = torch.stack([mine, ~mine])  # ~x = −x − 1 turns the order around, also for the smallest number
+    dist.all_reduce(both, dist.ReduceOp.MIN)
+    return [name for name, same in zip(parts, (both[0] == ~both[1]).tolist()) if not same]
+
+
 def compare_ranks(steps: int, beta: float, streams: Iterable[Tensor], masks: Iterable[Tensor]) -> None:
     """Raises on every rank unless all of them have the same masks; does nothing in a single process."""
     if not active():
@@ -157,11 +165,7 @@ def compare_ranks(steps: int, beta: float, streams: Iterable[Tensor], masks: Ite
         "the masks": digest(kept),
     }
     device = kept[0].device if "nccl" in str(dist.get_backend()) else torch.device("cpu")
-    mine = torch.tensor(list(parts.values()), dtype=torch.int64, device=device)
-    both = torch.stack([mine, ~mine])  # ~x = −x − 1 turns the order around, also for the smallest number
-    dist.all_reduce(both, dist.ReduceOp.MIN)
-    differing = [name for name, same in zip(parts, (both[0] == ~both[1]).tolist()) if not same]
-    if differing:
+    if differing := unequal(parts, device):
         raise UserError(
             f"the ranks differ in {' and '.join(differing)} after {steps} steps: every rank needs the same seed, the "
             f"same weights and one pruner.step() per optimiser step (check_ranks=0 turns this check off)"

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from gibbsprune.cli.launch import several, speaks
 from gibbsprune.errors import UserError
 
 EPILOG = """\
@@ -66,9 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         options.command_line = shlex.join(["gibbsprune", *arguments])
+        if several() and options.command != "train":
+            raise UserError(f"gibbsprune {options.command} is one process; only gibbsprune train works under torchrun")
         return options.handler(options)
     except UserError as error:
-        print(f"gibbsprune: {error}", file=sys.stderr)
+        if speaks():
+            print(f"gibbsprune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

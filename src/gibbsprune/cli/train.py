@@ -8,6 +8,7 @@ import textwrap
 from typing import Any
 
 from gibbsprune import methods
+from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
     add_setting_options,
@@ -114,25 +115,32 @@ def handle(options: argparse.Namespace) -> int:
         return _resume(options)
     chosen = chosen_recipe(options)
     if options.show_recipe:
-        print(chosen.show())
+        if speaks():
+            print(chosen.show())
         return 0
     specs = chosen_specs(options, chosen)
     if options.dry_run:
         from gibbsprune.cli.plan import show_plan
 
-        show_plan(specs, options.device or "auto")
+        if speaks():
+            show_plan(specs, options.device or "auto")
         return 0
-    from gibbsprune.training import run
+    from gibbsprune.training import ranks, run
+    from gibbsprune.training.environment import rank_device
 
     epochs, seconds = options.checkpoint_every or (1, 0.0)
-    outcome = run.start(
-        specs,
-        out=options.out,
-        device=options.device or "auto",
-        options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
-        command=options.command_line,
-    )
-    _report(specs, outcome)
+    device = options.device or "auto"
+    with ranks.join(rank_device(device)) as joined:
+        outcome = run.start(
+            specs,
+            out=options.out,
+            device=device,
+            options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
+            command=options.command_line,
+            ranks=joined,
+        )
+        if joined.first:
+            _report(specs, outcome)
     return 0
 
 
@@ -171,11 +179,14 @@ def _resume(options: argparse.Namespace) -> int:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
             flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")
-    from gibbsprune.training import run
+    from gibbsprune.training import ranks, run
+    from gibbsprune.training.environment import rank_device
     from gibbsprune.training.folder import RunFolder
 
-    outcome = run.resume(options.resume, device=options.device, command=options.command_line)
-    _report(RunFolder.open(outcome.folder).specs, outcome)
+    with ranks.join(rank_device(options.device or "auto")) as joined:
+        outcome = run.resume(options.resume, device=options.device, command=options.command_line, ranks=joined)
+        if joined.first:
+            _report(RunFolder.open(outcome.folder).specs, outcome)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Batches made on the device: order, shift and flip of a whole epoch are drawn once, images are gathered per step.
 
 Each run has its own random stream on the CPU, so that its order and augmentation are the same on every device and
-whatever other runs are trained beside it.
+whatever other runs are trained beside it. Several processes draw the same global batches, and each makes its own rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..data.arrays import Arrays
 from ..data.augment import crop_flip, pad, standardise
+from .ranks import ALONE, Ranks
 from .recipes import Recipe
 
 
@@ -20,7 +21,12 @@ class Batches:
     """Training batches of K runs: ``draw_epoch`` before an epoch, then ``next`` once per step."""
 
     def __init__(
-        self, arrays: Arrays, recipe: Recipe, generators: Sequence[torch.Generator], device: torch.device
+        self,
+        arrays: Arrays,
+        recipe: Recipe,
+        generators: Sequence[torch.Generator],
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.generators, self.size = list(generators), arrays.size
         self.shift, self.flip = recipe.shift, recipe.flip
@@ -35,7 +41,9 @@ class Batches:
         self.order = torch.zeros(runs, used, dtype=torch.int64, device=device)
         self.code = torch.zeros(runs, used, dtype=torch.int64, device=device)
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self.within = torch.arange(self.batch, device=device)
+        rows = ranks.rows(self.batch)
+        self.within = torch.tensor(rows, device=device)
+        self.share = len(rows) / self.batch  # of this process in the global batch
 
     def draw_epoch(self) -> None:
         """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
@@ -47,7 +55,7 @@ class Batches:
         self.cursor.zero_()
 
     def next(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Images (B, K·C, H, W) in channels-last memory and labels (B, K)."""
+        """Images (B, K·C, H, W) in channels-last memory and labels (B, K); of several processes, this one's rows."""
         at = self.cursor + self.within
         index, code = self.order.index_select(1, at).T, self.code.index_select(1, at).T  # (B, K)
         ways = 2 * self.shift + 1

@@ -50,9 +50,12 @@ class Step:
         generators: Sequence[torch.Generator] = (),
         warmup: int = 3,
         autotune: bool = False,
+        capture: bool = True,
     ) -> None:
+        """Without ``capture`` the function is called every time."""
         self.function, self.generators, self.remaining = function, list(generators), warmup
-        self.wanted = self.cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"
+        self.wanted = self.cuda and capture
         self.autotune = autotune
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream(device) if self.cuda else None

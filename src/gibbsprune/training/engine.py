@@ -2,6 +2,10 @@
 
 A step makes a batch, draws the masks, computes loss and gradients, and updates the weights; on CUDA all of it is one
 captured graph. Learning rates and β are device tensors, filled between epochs; nothing waits for the host in an epoch.
+
+Several processes (``ranks``) share the work of each step: every one has its rows of the batch, and the gradients are
+summed. Batch norms use the statistics of the process's own rows in training, as under DistributedDataParallel; their
+running statistics are averaged over the processes after each epoch, so that all of them end it in the same state.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from .finished import Finished
 from .fuse import fuse, share
 from .network import new_model, stream, takes_channels_last
 from .optimizers import FlatOptimizer
+from .ranks import ALONE, Ranks
 from .replica import Replica
 from .sites import run_sites
 from .spec import RunSpec
@@ -45,7 +50,9 @@ class Engine:
         device: torch.device,
         sources: Sequence[Finished | None] | None = None,
         autotune: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.specs, self.runs, self.device, self.arrays = list(specs), len(specs), device, arrays
         models = [new_model(spec, arrays) for spec in specs]
         self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
@@ -76,7 +83,7 @@ class Engine:
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
-        self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device)
+        self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device, ranks)
         self.x_test, self.y_test = arrays.x_test.to(device), arrays.y_test.to(device)
         self.betas = torch.zeros(self.runs, dtype=torch.float64, device=device)
         self.loss_sum = torch.zeros(self.runs, device=device)
@@ -88,7 +95,8 @@ class Engine:
         if device.type == "cuda":
             self.losses = compiled(self._losses)
             self.optimizer.compile()
-        self.step = Step(self._step, device, self.mask_streams, autotune=autotune)
+        # A sum over processes within a captured graph is not tried: then every step is called.
+        self.step = Step(self._step, device, self.mask_streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
         self.saved: list[dict[str, Tensor]] = [
@@ -111,6 +119,7 @@ class Engine:
         for k, at in enumerate(self.save_at):
             if at == self.done:
                 self.step.join()
+                self.ranks.average_(self.buffers().values())
                 self.saved[k] = _copy(self.run_state(k))
 
     def _advance(self) -> None:
@@ -134,9 +143,13 @@ class Engine:
         self.draw_masks()
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
-        self.optimizer.step(grads)
+        self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
         self.loss_sum += losses.detach()
         self.correct += correct
+
+    def _combine(self, grads: Tensor) -> None:
+        """The gradient of the global batch's mean loss, from that of this process's rows."""
+        self.ranks.sum_(grads.mul_(self.batches.share))
 
     def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy and number of right answers of each run."""
@@ -225,6 +238,9 @@ class Engine:
         self.batches.draw_epoch()
         self.set_schedules(epoch)
         self.done = epoch * self.batches.steps
+        if not self.ranks.first:  # rank 0's stream is saved; those of the others begin anew, whoever resumes
+            self.layer_state = stream(self.specs[0].seed, "layers", self.device, self.ranks.rank, epoch).get_state()
+        self._compare_ranks(f"before epoch {epoch + 1}")
         self.loss_sum.zero_()
         self.correct.zero_()
 
@@ -234,9 +250,21 @@ class Engine:
         self.beta_values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
 
+    def _compare_ranks(self, when: str) -> None:
+        """An error unless every process has the same weights, random streams and masks."""
+        if self.ranks.size > 1:
+            streams = [g.get_state() for g in (*self.data_streams, *self.mask_streams)]
+            views = self.mask_views()
+            self.ranks.compare(when, weights=[self.optimizer.values], streams=streams, masks=[*views, *self.held])
+
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
         self.step.join()
+        self._compare_ranks(f"after {self.done} steps")
+        self.ranks.average_(self.buffers().values())
+        self.loss_sum *= self.batches.share
+        self.ranks.sum_(self.loss_sum)
+        self.ranks.sum_(self.correct)
         seen = self.batches.steps * self.batches.batch
         agreement = self.agreement(self.mask_views(), self.limits())
         drawn = [spec.how.ends_with == "drawn" for spec in self.specs]
@@ -258,11 +286,14 @@ class Engine:
         self.set_masks(self.limits() if masks is None else masks)
         self.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
-        for images, labels in zip(self.x_test.split(EVALUATION_BATCH), self.y_test.split(EVALUATION_BATCH)):
+        parts = list(zip(self.x_test.split(EVALUATION_BATCH), self.y_test.split(EVALUATION_BATCH)))
+        for images, labels in parts[self.ranks.rank :: self.ranks.size]:
             x = self.batches.evaluation(images, self.dtype)
             losses, right = self._losses(x, labels[:, None].expand(-1, self.runs))
             loss += losses * len(labels)
             correct += right
+        self.ranks.sum_(loss)
+        self.ranks.sum_(correct)
         self.model.train()
         count = len(self.y_test)
         return [{"accuracy": c / count, "loss": v / count} for c, v in zip(correct.tolist(), loss.tolist())]
@@ -272,6 +303,7 @@ class Engine:
         """Batch-norm statistics of the masked network as it is, from augmented training batches."""
         self.batches.draw_epoch()
         recalibrate(_Network(self._logits, self.model), self._some_batches())
+        self.ranks.average_(self.buffers().values())
 
     def _some_batches(self) -> Iterator[Tensor]:
         for _ in range(min(RECALIBRATION_BATCHES, self.batches.steps)):

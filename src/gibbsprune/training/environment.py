@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ import torch
 
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
+from gibbsprune.training.ranks import launched
+
+SMALL = 16  # pixels; see suitable_threads
 
 
 def resolve_device(name: str) -> torch.device:
@@ -32,6 +37,28 @@ def resolve_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise UserError(f"device {name!r} is not available: torch sees {count} CUDA devices here")
     return device
+
+
+def rank_device(name: str) -> torch.device:
+    """The device of this process: each of several on one machine takes a GPU of its own."""
+    device = resolve_device(name)
+    if launched()[1] == 1 or device.type == "cpu":
+        return device
+    if device.index is not None:
+        raise UserError(f"device {name!r} is one GPU; of several processes each takes its own with --device cuda")
+    return resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+
+
+@contextmanager
+def suitable_threads(arrays: Arrays, device: torch.device) -> Iterator[None]:
+    """One thread for small images on a CPU, where more would wait for each other, unless OMP_NUM_THREADS says else."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and max(arrays.size) <= SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from .engine import Engine
 from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
 from .network import new_model
+from .ranks import ALONE, Ranks
 from .spec import RunSpec
 
 #: Recipe fields that runs fused into one network must share.
@@ -45,8 +46,11 @@ class Fleet:
         device: torch.device | str = "cpu",
         finished: Path | None = None,
         autotune: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         """``finished`` is where runs named by others (``from``) lie, if they are not folders.
+
+        Several processes (``ranks``) call the same methods in the same order, and all have the same results.
 
         With ``autotune`` cuDNN chooses its kernels by timing them: faster, but no longer the same from one process to
         the next in the last bits.
@@ -62,7 +66,7 @@ class Fleet:
             groups.setdefault(spec.own_epochs if fused else k, []).append(k)
         sources = [_source(spec, finished) for spec in self.specs]
         self.engines = [
-            Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune)
+            Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, ranks)
             for group in groups.values()
         ]
         self.waits = [self.epochs - spec.own_epochs for spec in self.specs]

@@ -26,13 +26,14 @@ def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
     return model
 
 
-def stream(seed: int, what: str, device: torch.device | str = "cpu") -> torch.Generator:
+def stream(seed: int, what: str, device: torch.device | str = "cpu", *more: int) -> torch.Generator:
     """One of a run's independent random streams: for its weights, data, masks, or layers such as dropout.
 
-    "new weights" are for a run that must not start where another one of the same seed does.
+    "new weights" are for a run that must not start where another one of the same seed does; ``more`` numbers make
+    further streams of one kind.
     """
     key = ("weights", "data", "masks", "layers", "new weights").index(what)
-    number = int(np.random.SeedSequence([seed, key]).generate_state(1, np.uint64)[0])
+    number = int(np.random.SeedSequence([seed, key, *more]).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(number >> 1)
 
 

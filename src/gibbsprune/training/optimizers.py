@@ -8,7 +8,7 @@ into the gradient) and ``torch.optim.SGD``, and the tests hold them equal to tho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +61,11 @@ class FlatOptimizer:
         self.adam, self.sgd = torch.compile(adam_, dynamic=False), torch.compile(sgd_, dynamic=False)
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor]) -> None:
-        """One update of all parameters from their gradients."""
+    def step(self, grads: Sequence[Tensor], combine: Callable[[Tensor], None] | None = None) -> None:
+        """One update of all parameters from their gradients, which ``combine`` may change as one flat tensor first."""
         torch.cat([grad.reshape(-1).float() for grad in grads], out=self.grads)
+        if combine is not None:
+            combine(self.grads)
         self.steps += 1
         recipe, shared = self.recipe, (self.values, self.grads, self.decay, self.penalty, self.run, self.rates)
         if recipe.optimizer == "adam":

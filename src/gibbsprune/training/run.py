@@ -2,6 +2,8 @@
 
 Each epoch is trained, tested, written to ``metrics.jsonl`` and checkpointed, in that order. Resuming loads
 the last checkpoint, drops the lines written after it, and goes on bit for bit.
+
+Of several processes (``ranks``) the first does all that; the others train along (:mod:`gibbsprune.training.follow`).
 """
 
 from __future__ import annotations
@@ -22,12 +24,20 @@ from gibbsprune import data
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
 from gibbsprune.training import checkpoint
-from gibbsprune.training.environment import describe_environment, fingerprint, require, resolve_device
+from gibbsprune.training.environment import (
+    describe_environment,
+    fingerprint,
+    require,
+    resolve_device,
+    suitable_threads,
+)
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.folder import RunFolder, fleet_name
+from gibbsprune.training.follow import follow
 from gibbsprune.training.interrupt import Interrupt
 from gibbsprune.training.outputs import EventLog, write_outputs
 from gibbsprune.training.progress import PlainProgress, make_progress
+from gibbsprune.training.ranks import ALONE, LostRank, Ranks, compare_data
 from gibbsprune.training.snapshots import save_snapshot, snapshot_epochs
 from gibbsprune.training.spec import RunSpec
 
@@ -61,6 +71,7 @@ def start(
     options: Options | None = None,
     command: str | None = None,
     progress: PlainProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train ``specs`` (several: as one fleet) into a new folder, by default ``runs/<name>``."""
     options = options or Options()
@@ -68,29 +79,34 @@ def start(
     if len({spec.data for spec in specs}) != 1:
         raise UserError("the runs of a fleet must share one data set")
     _check_packages(options)
-    where = resolve_device(device)
+    where = resolve_device(device) if ranks.size == 1 else ranks.device
     path = Path(out) if out is not None else Path("runs") / fleet_name(specs)
+    if not ranks.first:
+        return Outcome(path, follow(specs, ranks, options.autotune))
     if (path / "run.json").exists():
         RunFolder.create(path, specs, {})  # refuses, before anything is loaded
     progress = progress or make_progress()
     with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
-        fleet = Fleet(specs, arrays, device=where, autotune=options.autotune)
-        about = {
-            "command": command,
-            "started": _now(),
-            "seeds": [spec.seed for spec in specs],
-            "device": str(where),
-            "data_sha256": fingerprint(arrays),
-            "options": asdict(options),
-            **describe_environment(where),
-            "resumed": [],
-        }
-        folder = RunFolder.create(path, specs, about)
-        try:
-            return _drive(fleet, folder, options, interrupt, progress, elapsed=0.0)
-        finally:
-            folder.unlock()
+        compare_data(ranks, arrays)
+        with suitable_threads(arrays, where):
+            fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
+            about = {
+                "command": command,
+                "started": _now(),
+                "seeds": [spec.seed for spec in specs],
+                "device": str(where),
+                "ranks": ranks.size,
+                "data_sha256": fingerprint(arrays),
+                "options": asdict(options),
+                **describe_environment(where),
+                "resumed": [],
+            }
+            folder = RunFolder.create(path, specs, about)
+            try:
+                return _drive(fleet, folder, options, interrupt, progress, ranks, elapsed=0.0)
+            finally:
+                folder.unlock()
 
 
 def resume(
@@ -98,32 +114,45 @@ def resume(
     device: str | None = None,
     command: str | None = None,
     progress: PlainProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Continue the run in ``path`` from its last checkpoint, or from the beginning where it has none yet."""
+    if not ranks.first:
+        given = ranks.shared()
+        specs = [RunSpec.from_dict(values) for values in given["runs"]]
+        return Outcome(Path(path), given["results"] or follow(specs, ranks, given["autotune"], given["state"]))
     folder = RunFolder.open(path)
     folder.lock()
     progress = progress or make_progress()
+    shared: dict[str, Any] = {"runs": folder.record["runs"], "results": None, "state": None}
     try:
         if folder.finished():
             progress.note(f"{folder.path} is already finished")
-            return Outcome(folder.path, folder.results())
+            shared["results"] = folder.results()
+            ranks.shared(shared)
+            return Outcome(folder.path, shared["results"])
         options = Options(**folder.record["options"])
         _check_packages(options)
-        where = resolve_device(device or folder.record["device"])
-        torch.set_num_threads(folder.record["hardware"]["threads"])  # sums depend on how they are divided
+        where = resolve_device(device or folder.record["device"]) if ranks.size == 1 else ranks.device
         with Interrupt(tell=progress.note) as interrupt:
-            arrays = data.load(folder.specs[0].data)
-            _check_same(folder, arrays, describe_environment(where), progress)
-            fleet = Fleet(folder.specs, arrays, device=where, autotune=options.autotune)
             found = checkpoint.load_latest(folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}"))
             epoch, state = found if found is not None else (0, None)
-            if state is not None:
-                fleet.load_state_dict(state["fleet"])
-            folder.truncate_metrics(epoch)
-            folder.record["resumed"].append({"time": _now(), "epoch": epoch, "command": command})
-            folder.write_record()
-            elapsed = state["elapsed"] if state is not None else 0.0
-            return _drive(fleet, folder, options, interrupt, progress, elapsed)
+            ranks.shared({**shared, "autotune": options.autotune, "state": state and state["fleet"]})
+            arrays = data.load(folder.specs[0].data)
+            compare_data(ranks, arrays)
+            with suitable_threads(arrays, where):
+                if ranks.size == _ranks_before(folder):
+                    torch.set_num_threads(folder.record["hardware"]["threads"])  # sums depend on how they are divided
+                _check_same(folder, arrays, describe_environment(where), ranks, progress)
+                fleet = Fleet(folder.specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
+                if state is not None:
+                    fleet.load_state_dict(state["fleet"])
+                folder.truncate_metrics(epoch)
+                again = {"time": _now(), "epoch": epoch, "command": command, "ranks": ranks.size}
+                folder.record["resumed"].append(again)
+                folder.write_record()
+                elapsed = state["elapsed"] if state is not None else 0.0
+                return _drive(fleet, folder, options, interrupt, progress, ranks, elapsed)
     finally:
         folder.unlock()
 
@@ -134,6 +163,7 @@ def _drive(
     options: Options,
     interrupt: Interrupt,
     progress: PlainProgress,
+    ranks: Ranks,
     elapsed: float,
 ) -> Outcome:
     """Train what is left of the epochs, then write the final files."""
@@ -141,11 +171,11 @@ def _drive(
     runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
     progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
     try:
-        _train(fleet, folder, options, interrupt, progress, began)
+        _train(fleet, folder, options, interrupt, progress, ranks, began)
         progress.close()
         results = fleet.finish()
         write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
-    except (KeyboardInterrupt, checkpoint.WriteError):
+    except (KeyboardInterrupt, checkpoint.WriteError, LostRank):
         progress.close()
         progress.note(how_to_resume(folder))
         raise
@@ -160,6 +190,7 @@ def _train(
     options: Options,
     interrupt: Interrupt,
     progress: PlainProgress,
+    ranks: Ranks,
     began: float,
 ) -> None:
     """Train, test, record and save, epoch by epoch."""
@@ -179,6 +210,8 @@ def _train(
             done = fleet.epoch
             masks = [fleet.masks(k) for k in range(len(folder.runs))] if done in keep_masks else []
             tested = fleet.evaluate()  # with the converged masks, which take the place of the drawn ones
+            if ranks.any(interrupt.requested):
+                interrupt.requested = True  # all stop after the same epoch
             now = time.monotonic()
             records = [
                 {
@@ -220,10 +253,20 @@ def _check_packages(options: Options) -> None:
         require("tensorboard", "for --tensorboard")
 
 
-def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], progress: PlainProgress) -> None:
-    """A resumed run must have the same data; on other hardware or versions it only says so."""
+def _ranks_before(folder: RunFolder) -> int:
+    """On how many processes a run was trained last."""
+    return [folder.record, *folder.record["resumed"]][-1].get("ranks", 1)
+
+
+def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], ranks: Ranks, progress: PlainProgress) -> None:
+    """A resumed run must have the same data; on other hardware, processes or versions it only says so."""
     if fingerprint(arrays) != folder.record["data_sha256"]:
         raise UserError(f"the data {arrays.name} is not what the run in {folder.path} was started with")
+    if (before := _ranks_before(folder)) != ranks.size:
+        progress.note(
+            f"this run goes on in {ranks.size} processes after {before}; batch norm sees batches of another size, "
+            "so that the result is not the same as without the change"
+        )
     for part in ("versions", "hardware"):
         for key, value in here[part].items():
             before = folder.record[part].get(key)

@@ -1,0 +1,173 @@
+"""The processes that train one run together, as ``torchrun`` starts them; for a single process all of it is nothing.
+
+Every rank has the whole network, and the same weights, masks and random streams. Of each global batch a rank takes its
+own rows; gradients, losses and counts are summed over the ranks. Only rank 0 writes files and shows progress.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data.arrays import Arrays
+from ..distributed import digest, unequal
+from ..errors import UserError
+
+
+class LostRank(UserError):
+    """Another process of the run has ended, so that this one cannot go on."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among ``size``; ``device`` is where tensors must lie that are sent."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  it cannot be changed
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def rows(self, batch: int) -> range:
+        """Which rows of a global batch are this rank's."""
+        if self.size > 1 and batch < 2 * self.size:
+            raise UserError(f"a batch of {batch} cannot be divided among {self.size} processes: each needs two images")
+        return range(self.rank, batch, self.size)
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Sums a tensor over the ranks, in place."""
+        if self.size > 1:
+            with _together():
+                dist.all_reduce(tensor)
+
+    @torch.no_grad()
+    def average_(self, tensors: Iterable[Tensor]) -> None:
+        """Averages tensors over the ranks, in place; of those that are not of floats, rank 0's count."""
+        if self.size == 1:
+            return
+        tensors = list(tensors)
+        means = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if means:
+            flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in means])
+            self.sum_(flat)
+            for tensor, mean in zip(means, (flat / self.size).split([tensor.numel() for tensor in means])):
+                tensor.copy_(mean.view(tensor.shape))
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                with _together():
+                    dist.broadcast(tensor, 0)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on some rank."""
+        if self.size == 1:
+            return flag
+        count = torch.tensor(float(flag), device=self.device)
+        self.sum_(count)
+        return bool(count > 0)
+
+    def shared(self, value: Any = None) -> Any:
+        """Rank 0's value (nested dicts and lists of tensors and plain values) on every rank, tensors on the CPU."""
+        if self.size == 1:
+            return value
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8).to(self.device)
+        length = torch.tensor(content.numel(), device=self.device)
+        with _together():
+            dist.broadcast(length, 0)
+            if not self.first:
+                content = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+            dist.broadcast(content, 0)
+        if self.first:
+            return value
+        return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+
+    def compare(self, when: str, **parts: Sequence[Tensor]) -> None:
+        """Raises on every rank unless all of them have the same tensors."""
+        if self.size == 1:
+            return
+        with _together():
+            names = unequal({f"the {name}": digest(tensors) for name, tensors in parts.items()}, self.device)
+        if names:
+            raise UserError(
+                f"the processes of this run differ in {' and '.join(names)} {when}: all of them need the same "
+                "hardware, versions and data"
+            )
+
+
+ALONE = Ranks()
+
+
+def launched() -> tuple[int, int]:
+    """Rank and number of the processes that ``torchrun`` started this one with."""
+    try:
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    except ValueError:
+        raise UserError(
+            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must be whole numbers, "
+            "as torchrun sets them"
+        ) from None
+    return (rank, size) if size > 1 else (0, 1)
+
+
+@contextmanager
+def join(device: torch.device) -> Iterator[Ranks]:
+    """Meets the other processes; inside, the first rank that fails says why and the others end without a word."""
+    rank, size = launched()
+    if size == 1:
+        yield ALONE
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        store = next(iter(dist.rendezvous("env://")))[0]
+        group = dist.PrefixStore("gibbsprune", store)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=group, rank=rank, world_size=size)
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"process {rank} of {size} cannot reach the others; start them with torchrun ({reason})"
+        ) from None
+    try:
+        yield Ranks(rank, size, device)
+    except UserError as error:
+        if _first_to_fail(store, rank):
+            print(f"gibbsprune: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    except BaseException:
+        _first_to_fail(store, rank)
+        raise
+    dist.destroy_process_group()
+
+
+def compare_data(ranks: Ranks, arrays: Arrays) -> None:
+    """Refuses to train on data that are not the same everywhere."""
+    ranks.compare("before training", data=[arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test])
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What the ranks do together fails when one of them is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRank(f"another process of this run has ended ({' '.join(str(error).split())[:120]})") from None
+
+
+def _first_to_fail(store: dist.Store, rank: int) -> bool:
+    try:
+        return store.compare_set("gibbsprune failed", "", str(rank)) == str(rank).encode()
+    except RuntimeError:  # the store has gone with the process that kept it
+        return True
