@@ -50,6 +50,9 @@ class Remote:
 
     @property
     def parent(self) -> Remote:
+        """The folder that holds it; a bucket is its own."""
+        if "/" not in self.path.strip("/"):
+            return self
         return Remote(self.url.rpartition("/")[0], (self.fs, self.path.rpartition("/")[0]))
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,10 +16,13 @@ import torch
 from ...data.arrays import Arrays
 from ...errors import UserError
 from ...training.environment import resolve_device
+from ...training.folder import Busy
 from ...training.places import Place, place
 from ...training.spec import RunSpec
 from .. import pace, planner, runner
 from .inline import clear
+
+LEAVING = 60.0  # seconds in which the worker of a lost node may still hold its fleet's folder
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,16 @@ def train(job: Job, arrays: Arrays, board: Any) -> bool:
         said[:] = [board.say.remote(f"[{short(folder)}] {text}")]
 
     say(f"on {host}, process {os.getpid()}")
+    began = time.monotonic()
     try:
-        return runner.run(
-            planner.cells_of(folder), arrays, place(job.results), folder.parent, str(device), job.budget,
-            evaluate_every=job.evaluate_every, checkpoint_seconds=job.checkpoint_seconds, revision=job.revision,
-            keep=job.keep, autotune=job.autotune, say=say,
-        )  # fmt: skip
+        while True:
+            with contextlib.suppress(Busy) if time.monotonic() < began + LEAVING else contextlib.nullcontext():
+                return runner.run(
+                    planner.cells_of(folder), arrays, place(job.results), folder.parent, str(device), job.budget,
+                    evaluate_every=job.evaluate_every, checkpoint_seconds=job.checkpoint_seconds,
+                    revision=job.revision, keep=job.keep, autotune=job.autotune, say=say,
+                )  # fmt: skip
+            time.sleep(1)
     finally:
         clear(device)
         ray.wait(said, timeout=10)  # so that the last line is there before the result

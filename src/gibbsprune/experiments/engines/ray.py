@@ -7,6 +7,7 @@ that every node reaches; a fleet that is started again goes on from its last che
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class RayEngine:
         """Where workers leave their lines: on this node, which lives as long as we do."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(self.ray.get_runtime_context().get_node_id(), soft=True)
+        here = NodeAffinitySchedulingStrategy(self.ray.get_runtime_context().get_node_id(), soft=False)
         return self.ray.remote(node.Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
 
     def _say_room(self) -> None:
@@ -203,9 +204,12 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, address: str | None) -> None:
     """To the cluster at ``address``; without one to that of ``RAY_ADDRESS``, one running here, or a new one here."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise UserError(f"no Ray cluster answers at {address or 'the default address'}: {first}") from None
 
