@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ray_cluster import two_nodes
 from small_suite import EPOCHS, small
 
 HERE = Path(__file__).parent
+PATIENCE = 180  # seconds, many times what one suite takes
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or not sys.platform.startswith("linux"), reason="needs Ray, on Linux"
 )
@@ -42,6 +44,8 @@ def results(where: str) -> list[dict]:
 def watch(process: subprocess.Popen, kill: str = "") -> list[str]:
     """What it said; the worker that says the line ``kill`` first is killed at once."""
     said, pids, killed = [], {}, not kill
+    watchdog = threading.Timer(PATIENCE, process.kill)
+    watchdog.start()
     with process.stdout as lines:
         for line in lines:
             said.append(line.rstrip())
@@ -50,6 +54,7 @@ def watch(process: subprocess.Popen, kill: str = "") -> list[str]:
             if not killed and (found := re.match(r"\[(\w+)\] " + re.escape(kill), line)):
                 os.kill(pids[found[1]], signal.SIGKILL)
                 killed = True
+    watchdog.cancel()
     assert process.wait(timeout=60) == 0, "\n".join(said)
     return said
 
