@@ -53,6 +53,7 @@ def two_nodes() -> Iterator[str]:
 def _start(log: Path, arguments: list[str]) -> subprocess.Popen:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *SMALL, *PORTS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment["RAY_worker_niceness"] = "0"  # by default workers yield to everything else, such as other tests
     with open(log, "w") as out:
         return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
 
