@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> None:
         description="Draw the paper's tables and figures from raw results, beside the paper's numbers.",
         allow_abbrev=False,
     )
-    parser.add_argument("results", type=Path, metavar="FOLDER", help="raw results, such as results/paper")
+    parser.add_argument("results", metavar="PLACE", help="raw results: results/paper, s3://… or another")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER",
                         help="figures, tables and index.html (report)")  # fmt: skip
     parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="FOLDER",
@@ -27,9 +27,10 @@ def add_parser(commands: Any) -> None:
 def handle(options: argparse.Namespace) -> int:
     """Write everything and say where it is."""
     from gibbsprune.experiments import report
+    from gibbsprune.training.places import place
 
     docs = None if options.no_docs else options.docs
-    report.write(options.results, options.out, docs)
+    report.write(place(options.results), options.out, docs)
     print(f"Open {options.out / 'index.html'} in a browser; figures are in {options.out / 'figures'}.")
     print(f"The tables are in {(docs or options.out) / 'results.md'}.")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import UserError
 from ..training import checkpoint
 from ..training.checkpoint import write_atomic
+from ..training.places import Place, files, remove_folder
 from . import pace, planner, store, suite
 from .paper import Cell
 
@@ -26,8 +27,8 @@ LIST = "suite-state.json"
 
 def pack(
     everything: Sequence[Cell],
-    results: Path,
-    work: Path,
+    results: Place,
+    work: Place,
     out: Path,
     part: int = PART,
     total: int = TOTAL,
@@ -37,15 +38,18 @@ def pack(
     out.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        for files in _groups(everything, results, work):
-            size = sum(file.stat().st_size for _, file in files)
-            if buffer.tell() + size > total and files[0][0].startswith("work/"):
-                say(f"left out of the state, which would be too large: {files[0][0]} ({size / 2**20:.1f} MiB)")
+        for group in _groups(everything, results, work):
+            contents = [(name, file.read_bytes()) for name, file in group]
+            size = sum(len(content) for _, content in contents)
+            if buffer.tell() + size > total and group[0][0].startswith("work/"):
+                say(f"left out of the state, which would be too large: {group[0][0]} ({size / 2**20:.1f} MiB)")
                 continue
-            for name, file in files:
-                archive.add(file, name, recursive=False)
-    content = buffer.getvalue()
-    pieces = [content[at : at + part] for at in range(0, len(content), part)]
+            for name, content in contents:
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    whole = buffer.getvalue()
+    pieces = [whole[at : at + part] for at in range(0, len(whole), part)]
     for old in out.glob("suite-state.*"):
         old.unlink()
     paths, listed = [], []
@@ -57,25 +61,25 @@ def pack(
     return [*paths, out / LIST]
 
 
-def _groups(everything: Sequence[Cell], results: Path, work: Path) -> Iterable[list[tuple[str, Path]]]:
+def _groups(everything: Sequence[Cell], results: Place, work: Place) -> Iterable[list[tuple[str, Place]]]:
     """What goes or stays together, the most important first."""
-    for file in sorted(results.glob("*.json")):
+    for file in files(results, "*.json"):
         yield [(f"results/{file.name}", file)]
     if (record := work / pace.RECORD).exists():
         yield [(f"work/{pace.RECORD}", record)]
-    fleets = planner.begun(work)
+    fleets, at_hand = planner.begun(work), planner.saved(work)
     needed = [suite.source(spec) for specs in fleets.values() for spec in specs]
     needed += [suite.source(cell.spec) for cell in everything if not store.path(results, cell.spec).exists()]
     for name in dict.fromkeys(name for name in needed if name is not None):
-        if planner.saved(work, name):
+        if name in at_hand:
             kept = f"{planner.FINISHED}/{name}.safetensors"
             yield [(f"work/{kept}", work / kept)]
     for folder in fleets:
-        files = [folder / planner.CELLS, *(path for _, path in checkpoint.checkpoints(folder)[-1:])]
-        yield [(f"work/{folder.name}/{file.name}", file) for file in files]
+        parts = [folder / planner.CELLS, *(path for _, path in checkpoint.checkpoints(folder)[-1:])]
+        yield [(f"work/{folder.name}/{file.name}", file) for file in parts]
 
 
-def unpack(source: Path, results: Path, work: Path) -> list[str]:
+def unpack(source: Path, results: Place, work: Place) -> list[str]:
     """Takes a packed state apart into the two folders; returns what was written."""
     try:
         listed = json.loads((source / LIST).read_text())
@@ -98,19 +102,20 @@ def unpack(source: Path, results: Path, work: Path) -> list[str]:
     return written
 
 
-def _target(member: tarfile.TarInfo, results: Path, work: Path) -> Path:
+def _target(member: tarfile.TarInfo, results: Place, work: Place) -> Place:
     """Where a member belongs; anything but a plain file of ours is refused."""
     parts = PurePosixPath(member.name).parts
     roots = {"results": results, "work": work}
     if not member.isfile() or len(parts) < 2 or parts[0] not in roots or ".." in parts:
         raise UserError(f"the state holds {member.name!r}, which is not a file of a suite")
-    return roots[parts[0]].joinpath(*parts[1:])
+    target = roots[parts[0]]
+    for part in parts[1:]:
+        target = target / part
+    return target
 
 
-def _drop_finished(results: Path, work: Path) -> None:
+def _drop_finished(results: Place, work: Place) -> None:
     """Forgets half-done fleets whose cells all have results by now."""
     for folder, specs in planner.begun(work).items():
         if all(store.path(results, spec).exists() for spec in specs):
-            for file in folder.iterdir():
-                file.unlink()
-            folder.rmdir()
+            remove_folder(folder)

@@ -1,18 +1,9 @@
-"""Runs what a suite lacks, fleet after fleet, within a time budget; with several workers, fleets side by side."""
+"""Runs what a suite lacks, fleet after fleet, within a time budget, on the engine that was ordered."""
 
 from __future__ import annotations
 
-import gc
-import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from .. import data
 from ..data.arrays import Arrays
@@ -20,25 +11,13 @@ from ..errors import UserError
 from ..training.environment import resolve_device
 from ..training.progress import clock
 from ..training.spec import RunSpec
-from . import pace, planner, runner, suite
+from . import pace, planner, suite
+from .engines import Engine, engine_of
+from .orders import Orders
 from .paper import Cell
 from .planner import Planned
 
-
-@dataclass(frozen=True)
-class Orders:
-    """Where results and work lie, on what to train, for how long, and how."""
-
-    results: Path
-    work: Path
-    device: str = "auto"
-    budget: float = math.inf
-    workers: int = 1
-    at_most: int = 16
-    leave_unfinished: bool = False
-    revision: str = "unknown"
-    evaluate_every: int = 10
-    autotune: bool = False
+POLL = 0.2  # seconds between two looks at what runs
 
 
 def survey(chosen: Sequence[Cell], everything: Sequence[Cell], orders: Orders) -> planner.Survey:
@@ -70,93 +49,47 @@ def run(
         return state
     arrays = prepare(data.load(names.pop()))
     keep = suite.sources(suite.with_follow_ups(everything, orders.results))
-    if orders.workers > 1:
-        return _side_by_side(chosen, everything, orders, arrays, ends, after, say)
-    device = resolve_device(orders.device)
-    while True:
-        state = survey(chosen, everything, orders)
-        known = pace.of_device(device, arrays, orders.work)
-        left = ends - time.monotonic()
-        fleets = planner.plan(state, orders.work, known, left, orders.at_most, orders.leave_unfinished)
-        if not fleets:
-            _say_rest(state, left, say)
-            return state
-        say(describe(fleets[0], state) + ("" if math.isinf(left) else f"; {clock(left)} of the budget left"))
-        finished = runner.run(
-            fleets[0].specs, arrays, orders.results, orders.work, str(device), left,
-            evaluate_every=orders.evaluate_every, revision=orders.revision, keep=keep,
-            autotune=orders.autotune, say=say,
-        )  # fmt: skip
-        _clear(device)
-        after()
-        if not finished:
-            return survey(chosen, everything, orders)
+    engine = engine_of(orders, arrays, keep, say)
+    try:
+        return _drive(engine, chosen, everything, orders, ends, after, say)
+    finally:
+        engine.close()
 
 
-def _clear(device: torch.device) -> None:
-    """Forgets the last fleet: its memory, and what was compiled for it, of which there may be only so much."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.compiler.reset()
-        torch.cuda.empty_cache()
-
-
-def _side_by_side(
+def _drive(
+    engine: Engine,
     chosen: Sequence[Cell],
     everything: Sequence[Cell],
     orders: Orders,
-    arrays: Arrays,
     ends: float,
     after: Callable[[], None],
     say: Callable[[str], None],
 ) -> planner.Survey:
-    """One process per fleet, at most ``workers`` at a time, on the devices in turn."""
-    devices = orders.device.split(",")
-    known = pace.of_device(resolve_device(devices[0]), arrays, orders.work)
-    known.sharing = math.ceil(orders.workers / len(devices))
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // orders.workers)), **os.environ}
-    running: dict[Path, tuple[subprocess.Popen[bytes], str]] = {}
-    stopped = failed = ""
-    try:
-        while True:
-            state, left = survey(chosen, everything, orders), ends - time.monotonic()
-            fleets = planner.plan(
-                state, orders.work, known, left, orders.at_most, orders.leave_unfinished, busy=running
-            )  # fmt: skip
-            if fleets and len(running) < orders.workers and not (stopped or failed):
-                device = min(devices, key=[device for _, device in running.values()].count)
-                folder = fleets[0].folder
-                planner.begin(folder, fleets[0].specs)
-                say(f"{describe(fleets[0], state)}, on {device}")
-                process = subprocess.Popen(worker_command(folder, orders, device, left), env=environment)
-                running[folder] = process, device
-                continue
-            if not running:
-                break
-            for folder in [folder for folder, (process, _) in running.items() if process.poll() is not None]:
-                process, _ = running.pop(folder)
-                failed = folder.name if process.returncode != 0 else failed
-                stopped = folder.name if folder.exists() else stopped  # by its budget
-                after()
-            time.sleep(0.2)
-    finally:
-        for process, _ in running.values():
-            process.terminate()
-        for process, _ in running.values():
-            process.wait()
+    """Gives the engine a fleet whenever it has room for one, until one fails or the budget ends."""
+    stopped, failed = False, ""
+    while True:
+        state, left = survey(chosen, everything, orders), ends - time.monotonic()
+        fleets = planner.plan(
+            state, orders.work, engine.pace(), left, orders.at_most, orders.leave_unfinished, busy=engine.running
+        )
+        more = bool(fleets) and not (stopped or failed)
+        if more and engine.room():
+            say(describe(fleets[0], state) + engine.remark(left))
+            engine.submit(fleets[0], left)
+            continue
+        if not engine.running:
+            break
+        while not (ended := engine.poll()) and not (more and engine.room()):
+            time.sleep(POLL)
+        for fleet in ended:
+            failed = failed or (f"{fleet.folder.name} failed: {fleet.failed}" if fleet.failed else "")
+            stopped = stopped or not (fleet.finished or fleet.failed)
+            after()
     if failed:
-        raise UserError(f"the fleet {failed} failed; its last lines above say why")
+        raise UserError(f"the fleet {failed}")
     if not stopped:
         _say_rest(state, left, say)
     return state
-
-
-def worker_command(folder: Path, orders: Orders, device: str, budget: float) -> list[str]:
-    """The command of a worker, which trains the fleet of one folder."""
-    command = [sys.executable, "-m", "gibbsprune", "suite", "fleet", str(folder), "--results", str(orders.results)]
-    command += ["--device", device, "--revision", orders.revision, "--evaluate-every", str(orders.evaluate_every)]
-    command += ["--autotune"] if orders.autotune else []
-    return command if math.isinf(budget) else [*command, "--budget", f"{budget:.0f}s"]
 
 
 def describe(fleet: Planned, state: planner.Survey) -> str:

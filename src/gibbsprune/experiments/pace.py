@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ..data.arrays import Arrays
 from ..errors import UserError
 from ..training.checkpoint import write_atomic
 from ..training.fleet import Fleet
+from ..training.places import Place
 from ..training.spec import RunSpec
 
 #: Milliseconds per model and step by device, network and number of runs (benchmarks/README.md).
@@ -78,7 +78,7 @@ class Pace:
         """Seconds until a fleet's first step."""
         return START["cpu" if self.device == "cpu" else "cuda"]
 
-    def learn(self, work: Path) -> None:
+    def learn(self, work: Place) -> None:
         """Corrects the estimates by what the fleets of this work folder took on this device."""
         ratios: dict[str, list[float]] = {}
         for row in records(work):
@@ -108,7 +108,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def of_device(device: torch.device, arrays: Arrays | None = None, work: Path | None = None) -> Pace:
+def of_device(device: torch.device, arrays: Arrays | None = None, work: Place | None = None) -> Pace:
     """The pace on a device; with ``arrays`` unknown networks are tried out, on nothing else than a few steps."""
 
     def trial(spec: RunSpec) -> float:
@@ -123,7 +123,7 @@ def of_device(device: torch.device, arrays: Arrays | None = None, work: Path | N
     return pace
 
 
-def records(work: Path) -> list[dict[str, Any]]:
+def records(work: Place) -> list[dict[str, Any]]:
     """What fleets took: device, model, runs, epochs, seconds, and the seconds expected without correction."""
     file = work / RECORD
     try:
@@ -134,7 +134,7 @@ def records(work: Path) -> list[dict[str, Any]]:
         raise UserError(f"{file} cannot be read: {error}") from None
 
 
-def record(work: Path, device: str, specs: Sequence[RunSpec], epochs: int, seconds: float, expected: float) -> None:
+def record(work: Place, device: str, specs: Sequence[RunSpec], epochs: int, seconds: float, expected: float) -> None:
     """Adds what some epochs of a fleet took, its start not counted."""
     row = {
         "device": device, "model": specs[0].model, "runs": len(specs), "epochs": epochs,

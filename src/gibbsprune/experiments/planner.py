@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..errors import UserError
 from ..training import checkpoint
 from ..training.checkpoint import write_atomic
 from ..training.fleet import SHARED
+from ..training.places import Place, files
 from ..training.spec import RunSpec
 from . import store
 from .pace import Pace
@@ -28,7 +28,7 @@ class Planned:
     """A fleet to train: its runs, where, from which epoch on, and the seconds it is expected to take."""
 
     specs: tuple[RunSpec, ...]
-    folder: Path
+    folder: Place
     done: int
     seconds: float
 
@@ -38,7 +38,7 @@ class Survey:
     """Where a suite stands. ``again`` are cells with a result whose weights or masks are needed once more."""
 
     done: list[Cell] = field(default_factory=list)
-    begun: dict[Path, list[RunSpec]] = field(default_factory=dict)  # half-done fleets
+    begun: dict[Place, list[RunSpec]] = field(default_factory=dict)  # half-done fleets
     ready: list[Cell] = field(default_factory=list)
     waiting: list[Cell] = field(default_factory=list)  # their source is not there yet
     again: list[Cell] = field(default_factory=list)
@@ -52,27 +52,28 @@ class Survey:
         return next((word for word, cells in kinds.items() if cell in cells), "not chosen")
 
 
-def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Path, work: Path) -> Survey:
+def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, work: Place) -> Survey:
     """Sorts the chosen cells, and the sources that they need from among ``everything``, by their state."""
     by_name = {cell.name: cell for cell in everything}
     found = Survey(begun=begun(work))
     running = {spec.name() for specs in found.begun.values() for spec in specs}
+    have, kept = store.names(results), saved(work)
     seen: set[str] = set()
 
     def sort(cell: Cell, as_source: bool) -> None:
         """A source comes right before the first cell that needs it."""
-        has_result = store.path(results, cell.spec).exists()
+        has_result = cell.name in have
         if cell.name in seen or cell.name in running:
             return
         if has_result and not as_source:
             if cell not in found.done:
                 found.done.append(cell)
             return
-        if has_result and saved(work, cell.name):
+        if has_result and cell.name in kept:
             return
         seen.add(cell.name)
         wanted = source(cell.spec)
-        if wanted is not None and not saved(work, wanted):
+        if wanted is not None and wanted not in kept:
             if wanted not in by_name:
                 raise UserError(f"{cell.name} starts from {wanted}, which is no cell of the suite")
             sort(by_name[wanted], True)
@@ -94,19 +95,19 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Path, wo
     return found
 
 
-def saved(work: Path, name: str) -> bool:
-    """Whether the weights and masks of a finished cell are at hand."""
-    return (work / FINISHED / f"{name}.safetensors").exists()
+def saved(work: Place) -> set[str]:
+    """The names of the finished cells whose weights and masks are at hand."""
+    return {file.stem for file in (work / FINISHED).glob("*.safetensors")}
 
 
 def plan(
     state: Survey,
-    work: Path,
+    work: Place,
     pace: Pace,
     budget: float = float("inf"),
     at_most: int = 16,
     leave_unfinished: bool = False,
-    busy: Collection[Path] = (),
+    busy: Collection[Place] = (),
 ) -> list[Planned]:
     """Fleets in the order in which to train them, within ``budget`` seconds.
 
@@ -119,7 +120,7 @@ def plan(
     trained: set[str] = set()
     for folder, specs in state.begun.items():
         if folder not in busy and budget > USEFUL * pace.start:
-            done = _epochs_done(folder)
+            done = epochs_done(folder)
             fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
             budget -= fleets[-1].seconds
             trained |= {spec.name() for spec in specs}
@@ -161,14 +162,14 @@ def fleet_key(specs: Sequence[RunSpec]) -> str:
     return f"fleet-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def begin(folder: Path, specs: Sequence[RunSpec]) -> None:
+def begin(folder: Place, specs: Sequence[RunSpec]) -> None:
     """Notes a fleet's cells in its folder, so that it is continued with the same ones."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CELLS).exists():
         write_atomic(folder / CELLS, json.dumps([spec.as_dict() for spec in specs], indent=1) + "\n")
 
 
-def cells_of(folder: Path) -> list[RunSpec]:
+def cells_of(folder: Place) -> list[RunSpec]:
     """The cells of a fleet that was begun."""
     try:
         return [RunSpec.from_dict(values) for values in json.loads((folder / CELLS).read_text())]
@@ -176,13 +177,14 @@ def cells_of(folder: Path) -> list[RunSpec]:
         raise UserError(f"{folder / CELLS} cannot be read: {error}") from None
 
 
-def begun(work: Path) -> dict[Path, list[RunSpec]]:
+def begun(work: Place) -> dict[Place, list[RunSpec]]:
     """The fleets that were begun and are not finished, the one that is furthest first."""
-    folders = [file.parent for file in sorted(work.glob(f"fleet-*/{CELLS}"))]
-    folders.sort(key=_epochs_done, reverse=True)
+    folders = [file.parent for file in files(work, f"fleet-*/{CELLS}")]
+    folders.sort(key=epochs_done, reverse=True)
     return {folder: cells_of(folder) for folder in folders}
 
 
-def _epochs_done(folder: Path) -> int:
+def epochs_done(folder: Place) -> int:
+    """Up to which epoch a fleet is saved."""
     saved = checkpoint.checkpoints(folder)
     return saved[-1][0] if saved else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..training.finished import Finished, save_finished
 from ..training.fleet import Fleet
 from ..training.folder import RunFolder
 from ..training.interrupt import Interrupt
+from ..training.places import Place, remove_folder
 from ..training.progress import clock
 from ..training.spec import RunSpec
 from . import pace, planner, store
@@ -29,8 +29,8 @@ MARGIN = 5.0  # seconds of a budget that are not planned with
 def run(
     specs: Sequence[RunSpec],
     arrays: Arrays,
-    results: Path,
-    work: Path,
+    results: Place,
+    work: Place,
     device: str = "cpu",
     budget: float = math.inf,
     evaluate_every: int = 10,
@@ -48,8 +48,9 @@ def run(
     began = time.monotonic()
     folder = work / planner.fleet_key(specs)
     planner.begin(folder, specs)
-    held = RunFolder(folder)
-    held.lock()
+    held = RunFolder(folder) if isinstance(folder, Path) else None  # an object store has no locks
+    if held is not None:
+        held.lock()
     try:
         with Interrupt(tell=say) as interrupt:
             fleet = Fleet(specs, arrays, device, finished=work / planner.FINISHED, autotune=autotune)
@@ -69,15 +70,16 @@ def run(
                 f"sparsity {final['sparsity']:.4f}, agreement {final['agreement']:.6f}")  # fmt: skip
         training.note_pace(work)
     finally:
-        held.unlock()
-    shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            held.unlock()
+    remove_folder(folder)
     return True
 
 
 class _Training:
     """The epochs of a fleet: tested now and then, saved often, stopped before the budget ends."""
 
-    def __init__(self, fleet: Fleet, folder: Path, began: float, budget: float, say: Callable[[str], None]) -> None:
+    def __init__(self, fleet: Fleet, folder: Place, began: float, budget: float, say: Callable[[str], None]) -> None:
         self.fleet, self.folder, self.began, self.budget, self.say = fleet, folder, began, budget, say
         self.curves: list[list[dict[str, Any]]] = [[] for _ in fleet.specs]
         self.spent = 0.0  # by earlier processes
@@ -130,7 +132,7 @@ class _Training:
         each = (time.monotonic() - self.paced[1]) / (self.fleet.epoch - self.paced[0])
         return each * (self.fleet.epochs - self.fleet.epoch)
 
-    def note_pace(self, work: Path) -> None:
+    def note_pace(self, work: Place) -> None:
         """Leaves what the epochs here took, for the next estimate."""
         if self.paced is None or self.fleet.epoch <= self.paced[0]:
             return
@@ -154,7 +156,7 @@ class _Training:
         return False
 
 
-def _keep(fleet: Fleet, folder: Path, names: Collection[str] | None) -> None:
+def _keep(fleet: Fleet, folder: Place, names: Collection[str] | None) -> None:
     """Saves the weights and masks of finished runs that others start from."""
     for k, spec in enumerate(fleet.specs):
         if names is None or spec.name() in names:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..training.checkpoint import write_atomic
+from ..training.places import Place, files
 from ..training.spec import RunSpec
 
 VERSION = 1
@@ -23,11 +23,11 @@ LAYER = {"name": str, "weights": int, "kept": int, "sparsity": float, "neighbour
 POINT = {"epoch": int, "loss": float, "train_accuracy": float, "lr": float, "test_accuracy": float, "test_loss": float}
 
 
-def path(folder: Path, spec: RunSpec) -> Path:
+def path(folder: Place, spec: RunSpec) -> Place:
     return folder / f"{spec.name()}.json"
 
 
-def write(folder: Path, spec: RunSpec, result: dict[str, Any]) -> Path:
+def write(folder: Place, spec: RunSpec, result: dict[str, Any]) -> Place:
     """Writes a cell's result, checked first."""
     record = {"version": VERSION, "name": spec.name(), "spec": spec.as_dict(), **result}
     check(record)
@@ -37,7 +37,7 @@ def write(folder: Path, spec: RunSpec, result: dict[str, Any]) -> Path:
     return target
 
 
-def read(file: Path) -> dict[str, Any]:
+def read(file: Place) -> dict[str, Any]:
     """One result, checked against the schema and against its own name."""
     try:
         record = json.loads(file.read_text())
@@ -76,13 +76,19 @@ def _check_fields(what: str, record: Any, fields: dict[str, type]) -> None:
             raise UserError(f"{what}'s {name!r} is {value!r}, which is not a {kind.__name__}")
 
 
-def read_all(folder: Path) -> list[dict[str, Any]]:
+def read_all(folder: Place) -> list[dict[str, Any]]:
     """Every result of a folder, by name."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of results")
-    return [read(file) for file in sorted(folder.glob("*.json"))]
+    return [read(file) for file in files(folder, "*.json")]
 
 
-def missing(folder: Path, cells: Iterable[RunSpec]) -> list[RunSpec]:
+def missing(folder: Place, cells: Iterable[RunSpec]) -> list[RunSpec]:
     """The cells that have no result yet."""
-    return [spec for spec in cells if not path(folder, spec).exists()]
+    found = names(folder)
+    return [spec for spec in cells if spec.name() not in found]
+
+
+def names(folder: Place) -> set[str]:
+    """The names of the cells that have a result, from one look into the folder."""
+    return {file.stem for file in folder.glob("*.json")}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import UserError
+from ..training.places import Place
 from ..training.recipes import RECIPES
 from ..training.spec import METHODS, RunSpec
 from . import paper, store
@@ -91,14 +91,16 @@ def sources(cells: Iterable[Cell]) -> set[str]:
     return {name for cell in cells if (name := source(cell.spec)) is not None}
 
 
-def with_follow_ups(cells: Sequence[Cell], results: Path) -> list[Cell]:
+def with_follow_ups(cells: Sequence[Cell], results: Place) -> list[Cell]:
     """The cells, and after each stretched Gibbs run that did not converge the same one with a higher final β."""
     found: list[Cell] = []
+    have = store.names(results)
     for cell in cells:
         found.append(cell)
         stretched = cell.spec.method == "gibbs" and cell.spec.stretch > 1 and cell.spec.recipe.beta_end is None
-        file = store.path(results, cell.spec)
-        if stretched and file.exists() and store.read(file)["agreement"] < paper.CONVERGED:
+        if not stretched or cell.name not in have:
+            continue
+        if store.read(store.path(results, cell.spec))["agreement"] < paper.CONVERGED:
             found.append(Cell(paper.hotter(cell.spec), cell.step, cell.places))
     return found
 

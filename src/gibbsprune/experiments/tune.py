@@ -16,6 +16,7 @@ from typing import Any
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..training.checkpoint import write_atomic
+from ..training.places import Place
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 from . import drive, store
 from .paper import SPARSITY, Cell
@@ -86,7 +87,7 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
     return True
 
 
-def write(trial: Trial, results: Path, out: Path) -> None:
+def write(trial: Trial, results: Place, out: Path) -> None:
     """The choice with its evidence, as JSON."""
     rows = list(evidence(trial, results))
     first = store.read(store.path(results, trial.cells()[0].spec))
@@ -100,7 +101,7 @@ def write(trial: Trial, results: Path, out: Path) -> None:
     write_atomic(out, json.dumps(record, indent=1) + "\n")
 
 
-def evidence(trial: Trial, results: Path) -> Iterable[dict[str, Any]]:
+def evidence(trial: Trial, results: Place) -> Iterable[dict[str, Any]]:
     """One row per candidate: its accuracies on held-out training images, and how far its masks converged."""
     for pair in trial.pairs():
         for change in CANDIDATES[pair]:

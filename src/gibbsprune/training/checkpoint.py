@@ -19,19 +19,27 @@ from typing import Any
 import torch
 
 from gibbsprune.errors import UserError
+from gibbsprune.training.places import Place, Remote, place
 
 _MAGIC = b"gibbsprune-checkpoint sha256 "
 _NAME = re.compile(r"epoch-(\d{6})\.ckpt")
 
 
-def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
+def write_atomic(path: str | os.PathLike[str] | Remote, content: bytes | str) -> None:
     """Write a file so that after a crash at any moment it holds the old content or the new one, never a part.
 
     The content goes to a temporary file in the same folder, is forced to the disk, and takes its name in one
     step. A full disk or an unwritable folder is a :class:`UserError`, and the old file stays as it was.
+    Elsewhere than on this machine's disks it is one put.
     """
-    path = Path(path)
     data = content.encode() if isinstance(content, str) else content
+    if isinstance(path, Remote):
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return
+    path = Path(path)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -51,10 +59,10 @@ class WriteError(UserError):
     """A file could not be written: the disk is full, or the folder not ours."""
 
 
-def unwritable(path: str | os.PathLike[str], error: OSError) -> WriteError:
+def unwritable(path: str | os.PathLike[str] | Remote, error: OSError) -> WriteError:
     """The sentence for a file that could not be written."""
     reason = error.strerror or str(error)
-    return WriteError(f"cannot write {os.fspath(path)}: {reason}; what was saved before is untouched")
+    return WriteError(f"cannot write {path}: {reason}; what was saved before is untouched")
 
 
 def clean(folder: str | os.PathLike[str]) -> None:
@@ -64,12 +72,12 @@ def clean(folder: str | os.PathLike[str]) -> None:
             leftover.unlink()
 
 
-def save(folder: str | os.PathLike[str], epoch: int, state: dict[str, Any], keep: int = 2) -> Path:
+def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, Any], keep: int = 2) -> Place:
     """Save ``state`` (nested dicts and lists of tensors and plain values) as it is after ``epoch`` epochs.
 
     Older checkpoints go only when the new one is safely on the disk; the newest ``keep`` stay.
     """
-    folder = Path(folder)
+    folder = place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,19 +96,19 @@ def save(folder: str | os.PathLike[str], epoch: int, state: dict[str, Any], keep
     return path
 
 
-def checkpoints(folder: str | os.PathLike[str]) -> list[tuple[int, Path]]:
+def checkpoints(folder: str | os.PathLike[str] | Remote) -> list[tuple[int, Place]]:
     """The checkpoints in a folder, oldest first, as (epochs trained, path)."""
-    found = []
-    for path in Path(folder).glob("epoch-*.ckpt"):
+    found: list[tuple[int, Place]] = []
+    for path in place(folder).glob("epoch-*.ckpt"):
         match = _NAME.fullmatch(path.name)
         if match:
             found.append((int(match[1]), path))
     return sorted(found)
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     """Read one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
-    path = Path(path)
+    path = place(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -117,7 +125,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_latest(
-    folder: str | os.PathLike[str], warn: Callable[[str], object] = warnings.warn
+    folder: str | os.PathLike[str] | Remote, warn: Callable[[str], object] = warnings.warn
 ) -> tuple[int, dict[str, Any]] | None:
     """The newest usable checkpoint as (epochs trained, state), or None where there is none yet.
 
@@ -131,7 +139,7 @@ def load_latest(
             if number != saved[0][0]:
                 warn(f"{error}; going back to the one before")
     if saved:
-        raise UserError(f"no usable checkpoint in {os.fspath(folder)}: all {len(saved)} there are damaged")
+        raise UserError(f"no usable checkpoint in {folder}: all {len(saved)} there are damaged")
     return None
 
 

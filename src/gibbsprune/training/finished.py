@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..errors import UserError
 from .checkpoint import write_atomic
 from .folder import RunFolder
+from .places import Place, Remote
 from .spec import RunSpec
 
 
@@ -25,7 +27,7 @@ class Finished:
     masks: Mapping[str, Tensor]
 
 
-def save_finished(path: Path, finished: Finished) -> None:
+def save_finished(path: Place, finished: Finished) -> None:
     """One small file of a finished run."""
     from safetensors.torch import save
 
@@ -35,7 +37,7 @@ def save_finished(path: Path, finished: Finished) -> None:
     write_atomic(path, save(flat, metadata={"run": json.dumps(finished.spec.as_dict())}))
 
 
-def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Path | None = None) -> Finished:
+def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Place | None = None) -> Finished:
     """A finished run by its folder, or by the name of a file of :func:`save_finished` in ``root``.
 
     Of a fleet's folder it is the run with the same seed; the folder of one of its runs is that run.
@@ -76,9 +78,14 @@ def _run_inside(folder: RunFolder, name: str) -> tuple[RunSpec, Path]:
     raise UserError(f"the fleet {folder.path} has no run {name}; its runs: {names}")
 
 
-def _read_file(path: Path) -> Finished:
+def _read_file(path: Place) -> Finished:
     from safetensors import SafetensorError, safe_open
 
+    if isinstance(path, Remote):
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / path.name
+            local.write_bytes(path.read_bytes())
+            return _read_file(local)
     try:
         with safe_open(path, "pt") as file:
             spec = RunSpec.from_dict(json.loads((file.metadata() or {})["run"]))

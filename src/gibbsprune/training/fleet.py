@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from .engine import Engine
 from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
 from .network import new_model
+from .places import Place
 from .ranks import ALONE, Ranks
 from .spec import RunSpec
 
@@ -44,7 +44,7 @@ class Fleet:
         specs: Sequence[RunSpec],
         arrays: Arrays,
         device: torch.device | str = "cpu",
-        finished: Path | None = None,
+        finished: Place | None = None,
         autotune: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -231,7 +231,7 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _source(spec: RunSpec, root: Path | None) -> Finished | None:
+def _source(spec: RunSpec, root: Place | None) -> Finished | None:
     """The finished run that a run starts from."""
     named = spec.setting("from")
     return None if named is None else read_finished(named, spec.seed, root)

@@ -21,6 +21,10 @@ from gibbsprune.training.spec import RunSpec
 FORMAT = 1
 
 
+class Busy(UserError):
+    """A folder that another process holds."""
+
+
 def fleet_name(specs: Sequence[RunSpec]) -> str:
     """The folder name of one run, or of several that differ in their seeds."""
     if len(specs) == 1:
@@ -114,7 +118,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise UserError(f"another process is working in {self.path}") from None
+            raise Busy(f"another process is working in {self.path}") from None
         except OSError as error:
             raise unwritable(self.path / ".lock", error) from error
         for run in {self.path, *self.runs}:

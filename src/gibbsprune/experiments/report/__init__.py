@@ -6,12 +6,13 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...training.checkpoint import write_atomic
+from ...training.places import Place
 from . import figures, groups, page, tables
 
 __all__ = ["write"]
 
 
-def write(results: Path, out: Path, docs: Path | None = None) -> list[Path]:
+def write(results: Place, out: Path, docs: Path | None = None) -> list[Path]:
     """Writes figures and ``index.html`` into ``out``, and with ``docs`` the page of tables and its figures there."""
     found = groups.load(results)
     if not found.groups:

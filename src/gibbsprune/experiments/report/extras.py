@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from ...training.places import Place, files
 from ...training.spec import RunSpec
 from ...training.summary import table
 from .. import paper
@@ -59,14 +59,14 @@ def variations(results: Results) -> list[str]:
     return ["## Variations", "Runs beside the paper's evaluation.", table(header, rows)]
 
 
-def tuning(folder: Path) -> list[str]:
+def tuning(folder: Place) -> list[str]:
     """What ``gibbsprune suite tune`` found."""
     parts = ["## Tuning"]
-    files = sorted(folder.glob("*.json"))
-    if not files:
+    found = files(folder, "*.json")
+    if not found:
         text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]
-    for file in files:
+    for file in found:
         record = json.loads(file.read_text())
         rows = [
             [

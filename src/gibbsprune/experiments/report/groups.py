@@ -7,9 +7,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, store
 
@@ -71,7 +71,7 @@ class Results:
         return iter(self.groups.values())
 
 
-def load(folder: Path) -> Results:
+def load(folder: Place) -> Results:
     return Results(store.read_all(folder))
 
 

@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ...law import sample
 from ...schedules import LogSchedule
 from ...threshold import converged_mask
 from ...training.folder import plain
+from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, published, store
 from .findings import NAMES, NETWORK, printed
@@ -28,7 +28,7 @@ METHODS = {
 }  # fmt: skip
 
 
-def page_text(results: Results, folder: Path) -> str:
+def page_text(results: Results, folder: Place) -> str:
     """The page with its style, script and data inside."""
     files = resources.files("gibbsprune.experiments.report") / "page"
     text = (files / "page.html").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def page_text(results: Results, folder: Path) -> str:
     return text
 
 
-def page_data(results: Results, folder: Path) -> dict[str, Any]:
+def page_data(results: Results, folder: Place) -> dict[str, Any]:
     """What the page shows, as plain values; shares in percent."""
     theirs = {family(spec): value for model in paper.MODELS for spec, value in printed(model)}
     for model in paper.MODELS:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ...models import build
 from ...models.describe import describe
+from ...training.places import Place
 from ...training.spec import RunSpec
 from ...training.summary import table
 from .. import paper, published, store
@@ -23,7 +23,7 @@ FIGURES = {
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
 
-def results_text(results: Results, folder: Path, images: str) -> str:
+def results_text(results: Results, folder: Place, images: str) -> str:
     """The whole page; ``images`` is where the figures lie, seen from it."""
     cells = paper.cells()
     lacking = store.missing(folder, [cell.spec for cell in cells])
@@ -70,7 +70,7 @@ def _statements(results: Results) -> Iterable[str]:
         yield "\n".join(f"- {answer}" for answer in answers)
 
 
-def _notes(folder: Path) -> list[str]:
+def _notes(folder: Place) -> list[str]:
     """What people have to say about the results, from ``notes.md`` beside them."""
     file = folder.parent / "notes.md"
     return ["## Notes", file.read_text().strip()] if file.exists() else []
