@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
+from fake_results import plain_result
 from gibbsprune import data
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import paper, planner, runner, store
@@ -21,43 +21,35 @@ from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RESULTS = sorted((Path(__file__).parent.parent / "results" / "paper").glob("*.json"))
 
 # -- the store ---------------------------------------------------------------------------------------------------------
-
-
-def result(**changes) -> dict:
-    """A result as the runner makes it."""
-    return {
-        "accuracy": 0.9, "accuracy_converged": 0.9, "accuracy_recalibrated": 0.91, "loss": 0.3, "agreement": 1.0,
-        "sparsity": 0.9, "parameters": 100, "nonzero": 10, "layers": [], "epochs": 200, "curve": [], "fleet": 2,
-        "seconds": 12.5, "environment": {}, "revision": "abc", **changes,
-    }  # fmt: skip
 
 
 SPEC = paper.run("resnet20", seed=1)
 
 
 def test_what_is_written_is_read(tmp_path):
-    file = store.write(tmp_path / "new" / "folder", SPEC, result())
+    file = store.write(tmp_path / "new" / "folder", SPEC, plain_result())
     assert file == store.path(tmp_path / "new" / "folder", SPEC)
     assert file.name == "cifar10-resnet20-gibbs-weight-square-0.9-s1.json"
     record = store.read(file)
     assert RunSpec.from_dict(record["spec"]) == SPEC
-    assert {key: record[key] for key in result()} == result()
-    assert store.read(store.write(file.parent, SPEC, result(accuracy=0.91)))["accuracy"] == 0.91
+    assert {key: record[key] for key in plain_result()} == plain_result()
+    assert store.read(store.write(file.parent, SPEC, plain_result(accuracy=0.91)))["accuracy"] == 0.91
 
 
 def test_missing_cells_are_those_without_a_file(tmp_path):
     specs = paper.table2("resnet20", [0, 1])
     for spec in specs[::2]:
-        store.write(tmp_path, spec, result())
+        store.write(tmp_path, spec, plain_result())
     assert store.missing(tmp_path, specs) == specs[1::2]
 
 
-@pytest.mark.parametrize("field", list(result()))
+@pytest.mark.parametrize("field", list(plain_result()))
 def test_a_result_lacks_nothing(tmp_path, field):
-    values = result()
+    values = plain_result()
     del values[field]
     with pytest.raises(UserError, match=f"^a result lacks the field '{field}'$"):
         store.write(tmp_path, SPEC, values)
@@ -81,13 +73,13 @@ def test_a_result_lacks_nothing(tmp_path, field):
 )
 def test_a_result_of_another_shape_is_refused(tmp_path, changes, sentence):
     with pytest.raises(UserError) as caught:
-        store.write(tmp_path, SPEC, result(**changes))
+        store.write(tmp_path, SPEC, plain_result(**changes))
     assert str(caught.value).startswith(sentence)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_do_not_hold_what_they_say_are_refused(tmp_path):
-    file = store.write(tmp_path, SPEC, result())
+    file = store.write(tmp_path, SPEC, plain_result())
     renamed = file.rename(tmp_path / "cifar10-resnet20-dense-s1.json")
     with pytest.raises(UserError, match=r"cifar10-resnet20-dense-s1\.json does not hold the cell that its name says"):
         store.read(renamed)
@@ -122,14 +114,6 @@ class Clock:
     def monotonic(self) -> float:
         self.now += 1.0
         return self.now
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

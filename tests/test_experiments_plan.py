@@ -10,6 +10,7 @@ import tarfile
 import pytest
 import torch
 
+from fake_results import plain_result
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import carry, pace, paper, planner, store, suite
 from gibbsprune.experiments.pace import Pace
@@ -19,14 +20,6 @@ from gibbsprune.training import checkpoint
 
 CELLS = paper.cells()
 H200 = Pace("NVIDIA H200")
-
-
-def result(**changes) -> dict:
-    return {
-        "accuracy": 0.9, "accuracy_converged": 0.9, "accuracy_recalibrated": 0.91, "loss": 0.3, "agreement": 1.0,
-        "sparsity": 0.9, "parameters": 100, "nonzero": 10, "layers": [], "epochs": 200, "curve": [], "fleet": 2,
-        "seconds": 12.5, "environment": {}, "revision": "abc", **changes,
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -41,7 +34,7 @@ def look(places, **choice) -> planner.Survey:
 def finish(places, *specs, weights=True):
     results, work = places
     for spec in specs:
-        store.write(results, spec, result())
+        store.write(results, spec, plain_result())
         if weights:
             (work / "finished").mkdir(parents=True, exist_ok=True)
             (work / "finished" / f"{spec.name()}.safetensors").write_bytes(b"weights")
@@ -85,9 +78,9 @@ def test_unknown_suites_are_refused():
 def test_stretched_runs_that_did_not_converge_are_run_hotter(places):
     cells = Choice(figure="4", arch="resnet20").of(CELLS)
     loose, tight, plain = (paper.run("resnet20", stretch=s, sparsity=p) for s, p in ((4, 0.9), (4, 0.95), (1, 0.9)))
-    store.write(places[0], loose, result(agreement=0.9))
-    store.write(places[0], tight, result(agreement=0.9999))
-    store.write(places[0], plain, result(agreement=0.9))
+    store.write(places[0], loose, plain_result(agreement=0.9))
+    store.write(places[0], tight, plain_result(agreement=0.9999))
+    store.write(places[0], plain, plain_result(agreement=0.9))
     more = suite.with_follow_ups(cells, places[0])
     assert [cell.spec for cell in more if cell not in cells] == [paper.hotter(loose)]
 

@@ -36,15 +36,7 @@ from gibbsprune.training.spec import RunSpec
 SGD = RECIPES["digits"].replace(optimizer="sgd", lr=0.01, batch=32, epochs=2, anneal_epochs=2, lr_schedule="steps")
 ADAM = SGD.replace(optimizer="adam", lr=1e-3, eps=1e-3)
 SMOOTH = "own_networks:smooth"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small images gain nothing from several threads, and on a busy machine lose much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

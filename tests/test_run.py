@@ -6,7 +6,6 @@ import signal
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 from fake_fleet import LAYER, FakeFleet
@@ -324,15 +323,6 @@ def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.endswith("continue with: gibbsprune train --resume cut\n")
     run.resume("cut")
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
-
-
-@pytest.fixture
-def one_thread():
-    """Small images gain nothing from several threads, and on a busy machine lose much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..fields import number, optional, text, whole
+from ..fields import whole
 from ..law import Site
 from ..threshold import keep_largest, kept_count
-from .method import Method, Phase, Setting, training, tuning
+from .after_training import SOURCE, TUNE_RATE, AfterTraining
+from .method import Phase, Setting, tuning
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
-#: Learning rates of fine-tuning, as a share of the recipe's: the paper's 1e-5 of 1e-3, but for digits, whose epochs are
-#: of 22 steps, the best of 0.01, 0.1 and 0.3 on images held out of the training set (two seeds).
-SHARES = {"digits": 0.3}
 
-TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3)",
-                    lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr, "lr")  # fmt: skip
-SOURCE = Setting(optional(text()), "start from this finished dense run instead of training one",
-                 lambda spec: None, "from.")  # fmt: skip
-
-
-class Magnitude(Method):
+class Magnitude(AfterTraining):
     name = "magnitude"
     about = "train, then prune by magnitude in steps of 10 % with fine-tuning after each (Han et al.)"
     structures: ClassVar[tuple[str, ...]] = ("weight",)
@@ -39,37 +28,17 @@ class Magnitude(Method):
         "from": SOURCE,
     }  # fmt: skip
 
-    def phases(self, spec: RunSpec) -> list[Phase]:
-        tunes = [tuning(spec, spec.setting("tune_epochs"), f"tune {100 * p:g} %") for p in rates(spec.sparsity)]
-        return [Phase("start", 0, training(spec).rate) if spec.setting("from") else training(spec), *tunes]
+    def tunes(self, spec: RunSpec) -> list[Phase]:
+        return [tuning(spec, spec.setting("tune_epochs"), f"tune {100 * p:g} %") for p in rates(spec.sparsity)]
 
-    def epochs_before(self, spec: RunSpec) -> int:
-        return training(spec).epochs if spec.setting("from") else 0
-
-    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
-        check_dense(spec, source)
-
-    def begin_phase(self, run: Replica, phase: int) -> None:
-        if phase == 0:
-            if run.source is not None:
-                run.load(run.source)
-            return
-        sparsity = rates(run.spec.sparsity)[phase - 1]
+    def prune(self, run: Replica, step: int) -> None:
+        sparsity = rates(run.spec.sparsity)[step]
         for name, site in run.sites.items():
             run.hold(name, largest(self.score(run.weights[name], site), site, sparsity, run.masks[name]))
 
     def score(self, weight: Tensor, site: Site) -> Tensor:
         """Of each neighbourhood; the lowest are pruned."""
         return site.structure.rows(weight).abs().sum(1)
-
-
-def check_dense(spec: RunSpec, source: Finished) -> None:
-    """The source must be what the run would have trained itself: its epochs count as this run's."""
-    mine = f"dense {spec.model} on {spec.data} of {training(spec).epochs} epochs"
-    other = source.spec
-    found = f"{other.method} {other.model} on {other.data} of {other.total_epochs} epochs"
-    if found != mine:
-        raise UserError(f"method {spec.method!r} would start from a {mine}, but {spec.setting('from')} is a {found}")
 
 
 def rates(sparsity: float) -> list[float]:

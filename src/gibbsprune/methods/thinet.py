@@ -8,7 +8,6 @@ network as it is by then; fine-tuning follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,21 +16,19 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..fields import whole
-from ..law import Site
 from ..structures import Filter
 from ..threshold import kept_count
-from .magnitude import SOURCE, TUNE_RATE, check_dense
-from .method import Method, Phase, Setting, training, tuning
+from .after_training import SOURCE, TUNE_RATE, AfterTraining
+from .method import Phase, Setting, tuning
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
     from ..training.replica import Replica
     from ..training.spec import RunSpec
 
 PLACES = 10  # sampled per image
 
 
-class ThiNet(Method):
+class ThiNet(AfterTraining):
     """Neighbourhoods are input channels: removing one is removing a filter of the layer before."""
 
     name = "thinet"
@@ -46,26 +43,15 @@ class ThiNet(Method):
         "from": SOURCE,
     }  # fmt: skip
 
-    def phases(self, spec: RunSpec) -> list[Phase]:
-        start = Phase("start", 0, training(spec).rate) if spec.setting("from") else training(spec)
-        return [start, tuning(spec, spec.setting("tune_epochs"))]
-
-    def epochs_before(self, spec: RunSpec) -> int:
-        return training(spec).epochs if spec.setting("from") else 0
-
-    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
-        check_dense(spec, source)
+    def tunes(self, spec: RunSpec) -> list[Phase]:
+        return [tuning(spec, spec.setting("tune_epochs"))]
 
     def structure_of(self, spec: RunSpec, layer: nn.Module) -> Filter:
         if not isinstance(layer, nn.Conv2d) or layer.groups > 1:
             raise UserError(f"method 'thinet' prunes plain two-dimensional convolutions, not {layer}")
         return Filter(transposed=True)  # the second dimension of the weight: input channels
 
-    def begin_phase(self, run: Replica, phase: int) -> None:
-        if phase == 0:
-            if run.source is not None:
-                run.load(run.source)
-            return
+    def prune(self, run: Replica, step: int) -> None:
         generator = run.stream("masks")
         model, images = run.model(), run.images(run.spec.setting("images"), generator)
         for name, site in run.sites.items():

@@ -12,11 +12,12 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gibbsprune.errors import UserError
 from gibbsprune.training.places import Place, Remote, place
@@ -53,6 +54,14 @@ def write_atomic(path: str | os.PathLike[str] | Remote, content: bytes | str) ->
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: str | os.PathLike[str] | Remote, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
+    """Write tensors as one safetensors file, atomically."""
+    from safetensors.torch import save
+
+    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomic(path, save(flat, metadata=about))
 
 
 class WriteError(UserError):

@@ -100,7 +100,7 @@ class Engine:
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
         self.saved: list[dict[str, Tensor]] = [
-            _copy(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
+            cloned(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
         ]
         self.done, self.entered = 0, -1
 
@@ -120,7 +120,7 @@ class Engine:
             if at == self.done:
                 self.step.join()
                 self.ranks.average_(self.buffers().values())
-                self.saved[k] = _copy(self.run_state(k))
+                self.saved[k] = cloned(self.run_state(k))
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
@@ -386,8 +386,13 @@ def _settle(site: Site, weight: Tensor, mask: Tensor, converged: Tensor) -> Tens
     return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
 
 
-def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
+def cloned(state: Any) -> Any:
+    """A copy of a nested state, tensors included."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: cloned(value) for key, value in state.items()}
+    return [cloned(value) for value in state] if isinstance(state, list) else state
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:

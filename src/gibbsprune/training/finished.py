@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..errors import UserError
-from .checkpoint import write_atomic
+from .checkpoint import save_tensors
 from .folder import RunFolder
 from .places import Place, Remote
 from .spec import RunSpec
@@ -29,12 +29,9 @@ class Finished:
 
 def save_finished(path: Place, finished: Finished) -> None:
     """One small file of a finished run."""
-    from safetensors.torch import save
-
     tensors = {f"model/{name}": tensor for name, tensor in finished.model.items()}
     tensors |= {f"mask/{name}": mask for name, mask in finished.masks.items()}
-    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomic(path, save(flat, metadata={"run": json.dumps(finished.spec.as_dict())}))
+    save_tensors(path, tensors, {"run": json.dumps(finished.spec.as_dict())})
 
 
 def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Place | None = None) -> Finished:

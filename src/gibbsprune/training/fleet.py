@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..threshold import kept_count
-from .engine import Engine
+from .engine import Engine, cloned
 from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
 from .network import new_model
@@ -170,8 +170,8 @@ class Fleet:
 
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
-        saved, final = _clone(self.state_dict()), self.final
-        masks = [_clone(engine.masks) for engine in self.engines]
+        saved, final = cloned(self.state_dict()), self.final
+        masks = [cloned(engine.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
@@ -268,11 +268,3 @@ def _alike(own: Any, other: Any) -> bool:
     if isinstance(own, list):
         return isinstance(other, list) and len(own) == len(other) and all(map(_alike, own, other))
     return True
-
-
-def _clone(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _clone(value) for key, value in state.items()}
-    return [_clone(value) for value in state] if isinstance(state, list) else state

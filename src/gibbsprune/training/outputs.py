@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from gibbsprune.training.checkpoint import write_atomic
+from gibbsprune.training.checkpoint import save_tensors, write_atomic
 from gibbsprune.training.folder import RunFolder, dump
 from gibbsprune.training.summary import write_summary
 
@@ -40,14 +37,6 @@ class EventLog:
     def __exit__(self, *_: object) -> None:
         for writer in self.writers:
             writer.close()
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
-    """Write tensors as one safetensors file, atomically."""
-    from safetensors.torch import save
-
-    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomic(path, save(flat, metadata=about))
 
 
 def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, Any]], seconds: float) -> None:
