@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from .errors import UserError
 from .structures import Structure, as_structure
+
+if TYPE_CHECKING:
+    from .threshold_triton import Selection
 
 CHUNK = 1 << 24  # elements worked on at once, so that huge layers need bounded extra memory
 
@@ -137,7 +141,7 @@ class Segments:
         self.keep = [kept_count(p, m) for p, m in zip(sparsities, lengths)]
         self.low, self.fraction = map(list, zip(*map(position, sparsities, lengths)))
         self._constants: dict[tuple[str, torch.device], Tensor] = {}
-        self._selections: dict[torch.device, Callable[[Tensor], tuple[Tensor, Tensor]]] = {}
+        self._selections: dict[tuple[str, torch.device], Selection] = {}
 
     def constant(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """An index tensor made once per device and kept, as a captured CUDA graph needs it."""
@@ -181,16 +185,18 @@ class Segments:
         """Q of every segment."""
         if values.device.type == "cpu":
             return self._selected(values)
-        if values.device.type == "cuda" and values.dtype == torch.float32 and find_spec("triton"):
-            return self._radix(values)
-        return self._sorted(values)
+        return self._radix(values) if _in_triton(values) else self._sorted(values)
 
-    def _radix(self, values: Tensor) -> Tensor:
+    def _selection(self, name: str, ranks: Sequence[int], device: torch.device) -> Selection:
+        """A radix selection, with its work space made once, as a captured CUDA graph needs it."""
         from .threshold_triton import Selection
 
-        if values.device not in self._selections:
-            self._selections[values.device] = Selection(self.lengths, self.low, values.device)
-        below, above = self._selections[values.device](values)
+        if (name, device) not in self._selections:
+            self._selections[name, device] = Selection(self.lengths, ranks, device)
+        return self._selections[name, device]
+
+    def _radix(self, values: Tensor) -> Tensor:
+        below, above, _ = self._selection("low", self.low, values.device)(values)
         return torch.lerp(below, above, self._fractions(values.device).float())
 
     def _selected(self, values: Tensor) -> Tensor:
@@ -208,13 +214,29 @@ class Segments:
         """x_cvg of every segment, as one mask over all values, exact counts included."""
         if values.device.type == "cpu":
             return torch.cat([keep_largest(v, k) for v, k in zip(self.split(values), self.keep)])
-        return self._converged_sorted(values)
+        return self._converged_radix(values) if _in_triton(values) else self._converged_sorted(values)
+
+    def _converged_radix(self, values: Tensor) -> Tensor:
+        """What exceeds the least value kept, and of those equal to it the first, as many as are missing."""
+        device, least = values.device, [m - k for m, k in zip(self.lengths, self.keep)]  # its rank; m where none is
+        ranks = self.constant("least", device, lambda: torch.tensor(least, dtype=torch.int32))
+        cut, _, upto = self._selection("least", [min(r, m - 1) for r, m in zip(least, self.lengths)], device)(values)
+        bound = self.spread(cut)
+        equal = values == bound
+        seen = equal.cumsum(0, dtype=torch.int32)
+        starts = self.constant("starts", device, lambda: torch.tensor(self.starts[:-1]))
+        wanted = seen[starts] - equal[starts].int() + upto - ranks
+        return (values > bound) | (equal & (seen <= self.spread(wanted)))
 
     def _converged_sorted(self, values: Tensor) -> Tensor:
         # The last of a segment in ascending order are kept. Flipped, the lowest index comes last among equals.
         kept = self._kept(values.device)
         order = _segment_order(values.flip(0), self.segment(values.device).flip(0))
         return torch.empty_like(kept).scatter_(0, values.numel() - 1 - order.indices, kept)
+
+
+def _in_triton(values: Tensor) -> bool:
+    return values.device.type == "cuda" and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
 def _segment_order(values: Tensor, segment: Tensor) -> torch.return_types.sort:

@@ -75,8 +75,8 @@ class Selection:
         self.last = torch.tensor([m - 1 for m in lengths], dtype=torch.int32, device=device)
         self.counts = torch.zeros(len(lengths), BINS, dtype=torch.int32, device=device)
 
-    def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The wanted order statistic of every segment of values ≥ 0, and the one after it."""
+    def __call__(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The wanted order statistic of every segment of values ≥ 0, the one after it, and how many are at most it."""
         bits = values.contiguous().view(torch.int32)
         segments, blocks = len(self.ranks), len(self.blocks[0])
         found, left = torch.zeros_like(self.ranks), self.ranks.clone()
@@ -87,4 +87,4 @@ class Selection:
         _after[(blocks,)](bits, *self.blocks, found, upto, least, BLOCK=BLOCK)
         repeated = (upto > self.ranks + 1) | (self.ranks >= self.last)
         above = torch.where(repeated, found, least)
-        return found.view(torch.float32), above.view(torch.float32)
+        return found.view(torch.float32), above.view(torch.float32), upto

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,9 @@ PLAIN = (
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
     nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
+
+
+TRITON = find_spec("triton") is not None
 
 
 class FusedLinear(nn.Module):
@@ -46,8 +50,7 @@ class FusedConv2d(nn.Conv2d):
     """K convolutions side by side, as one grouped convolution or, where cuDNN is slow at that, as matrix products.
 
     cuDNN has fast grouped kernels for stride 1 and as many outputs as inputs per group; others it runs group by group.
-    Those are written out: the taps of the kernel are strided slices of the padded input, stacked beside the channels,
-    and one batched product over the runs does the rest.
+    Those have kernels of their own (:mod:`.conv_triton`) or, where these do not do, are written out.
     """
 
     runs: int
@@ -57,7 +60,29 @@ class FusedConv2d(nn.Conv2d):
         per_run = self.groups // self.runs
         if square or per_run > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return super().forward(x)
-        (pad_h, pad_w), weight = self.padding, self.weight
+        out = self._in_triton(x) if self._suits_triton(x) else self._written_out(x, self.padding)
+        return out if self.bias is None else out + self.bias[:, None, None]
+
+    def _suits_triton(self, x: Tensor) -> bool:
+        if not TRITON or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+            return False
+        from .conv_triton import suits
+
+        (side, other), inputs = self.kernel_size, self.in_channels // self.runs
+        centred = side == other and self.padding == (side // 2, side // 2) and self.dilation == (1, 1)
+        if not centred or self.stride[0] != self.stride[1] or (inputs < 16 and x.requires_grad):
+            return False
+        return suits(inputs, self.out_channels // self.runs, side, self.stride[0])
+
+    def _in_triton(self, x: Tensor) -> Tensor:
+        from .conv_triton import convolve
+
+        return convolve(x, self.weight, self.runs, self.stride[0])
+
+    def _written_out(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+        """The taps of the kernel are strided slices of the padded input, stacked beside the channels, and one batched
+        product over the runs does the rest."""
+        (pad_h, pad_w), weight = padding, self.weight
         x = F.pad(x, (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1).unflatten(3, (self.runs, -1))
         taps = torch.cat(list(self._taps(x)), 4)  # (B, H, W, K, taps · inputs)
         factor = weight.permute(0, 2, 3, 1).flatten(1)  # (K · outputs, taps · inputs)
@@ -66,8 +91,7 @@ class FusedConv2d(nn.Conv2d):
         batch, height, width = taps.shape[:3]
         columns = taps.reshape(-1, self.runs, taps.shape[4]).transpose(0, 1)
         out = torch.bmm(columns, factor.unflatten(0, (self.runs, -1)).transpose(1, 2))  # (K, B · H · W, outputs)
-        out = out.transpose(0, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
-        return out if self.bias is None else out + self.bias[:, None, None]
+        return out.transpose(0, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
 
     def _taps(self, x: Tensor) -> Iterator[Tensor]:
         """The padded input (B, H, W, …) as each tap of the kernel sees it."""
