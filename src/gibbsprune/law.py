@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, as_hamiltonian, log_p_converged
+from .lanes import Lanes
 from .samplers import Source, chromatic, draw_rows, resolve, two_point
 from .schedules import check_beta
 from .structures import Structure, as_structure
@@ -67,7 +68,8 @@ def off_edge(sparsity: float, count: int) -> float:
 class Law:
     """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
-    ``compiled`` lets independent spins be drawn by one compiled kernel, for training loops that compile anyway.
+    ``compiled`` is for training loops that compile and capture: independent spins are drawn by one compiled kernel, and
+    on a GPU layers of different sizes or laws side by side.
     """
 
     def __init__(self, sites: Sequence[Site], compiled: bool = False) -> None:
@@ -83,6 +85,7 @@ class Law:
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
         self.groups = [_Group(self.sites, members, compiled) for members in ordered]
+        self.lanes = Lanes() if compiled else None
 
     def draw(
         self,
@@ -93,8 +96,10 @@ class Law:
     ) -> list[Tensor]:
         """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        for group in self.groups:
-            group.scatter(group.draw(weights, betas, generators, sweeps), masks)
+        jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
+        drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
+        for group, rows in zip(self.groups, drawn):
+            group.scatter(rows, masks)
         return masks
 
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:

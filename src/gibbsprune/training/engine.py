@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
+from ..lanes import Lanes
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
 from ..methods import Rule
@@ -96,6 +98,7 @@ class Engine:
             self.losses = compiled(self._losses)
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.
+        self.lanes, self.rule_lanes = Lanes(), Lanes()
         self.step = Step(self._step, device, self.mask_streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
@@ -139,8 +142,7 @@ class Engine:
             generator.set_state(outside)
 
     def _step(self) -> None:
-        x, y = self.batches.next(self.dtype)
-        self.draw_masks()
+        (x, y), _ = self.lanes.run([partial(self.batches.next, self.dtype), self.draw_masks], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
@@ -177,8 +179,11 @@ class Engine:
     def draw_masks(self) -> None:
         """A fresh mask for every layer whose method draws one; the others keep theirs."""
         weights, views = self.weights(), self.mask_views()
-        for rule, places in self.rules:
-            drawn = rule.draw([weights[i] for i in places], self.betas, self.mask_streams)
+        jobs = [
+            partial(rule.draw, [weights[i] for i in places], self.betas, self.mask_streams)
+            for rule, places in self.rules
+        ]
+        for (_, places), drawn in zip(self.rules, self.rule_lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
 
     @torch.no_grad()
