@@ -20,8 +20,8 @@ from ..training.spec import RunSpec
 #: Milliseconds per model and step by device, network and number of runs (benchmarks/README.md).
 MEASURED: dict[str, dict[str, dict[int, float]]] = {
     "NVIDIA H200": {
-        "resnet20": {1: 1.77, 8: 0.643, 16: 0.53, 32: 0.486},
-        "resnet56": {1: 4.65, 16: 1.297},
+        "resnet20": {1: 1.73, 4: 0.674, 8: 0.525, 16: 0.447, 32: 0.422},
+        "resnet56": {1: 4.58, 4: 1.839, 8: 1.426, 16: 1.216, 32: 1.15},
     },
 }
 #: Of drawing masks at every step, relative to weight-wise ones; measured for one run, and a guess for the chain.

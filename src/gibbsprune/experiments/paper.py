@@ -28,6 +28,8 @@ STRETCHES = (1, 2, 4)
 #: Cost knobs, shortest first: epochs of fine-tuning after each step of pruning, and rounds of the lottery.
 TUNE_EPOCHS = (2, 10, 40)
 ROUNDS = (1, 3, 5)
+#: Rates of fine-tuning to try beside the paper's 1e-5, at which few epochs bring back little of what pruning took.
+TUNE_RATES = (1e-4, 1e-3)
 
 #: β ranges and couplings that ``gibbsprune suite tune`` found better than the defaults, by structure and Hamiltonian.
 TUNED: dict[tuple[str, str], dict[str, float]] = {}
@@ -176,6 +178,19 @@ def modern(model: str) -> list[RunSpec]:
     return [dense(model, recipe="modern"), *gibbs]
 
 
+def variations(model: str) -> list[Series]:
+    """Beyond the paper: the methods that fine-tune, at higher rates, with the middle number of epochs."""
+    epochs = TUNE_EPOCHS[1]
+    kinds = [("Han et al.", "magnitude", "weight", epochs), ("Li et al.", "filter-l1", "kernel", epochs),
+             ("Li et al.", "filter-l1", "filter", epochs), ("ThiNet", "thinet", "filter", 8 * epochs)]  # fmt: skip
+    return [
+        Series(f"{label} (fine-tuned at {rate:g})",
+               (after_dense(model, method, structure, tune_epochs=length, tune_rate=rate),))
+        for rate in TUNE_RATES
+        for label, method, structure, length in kinds
+    ]  # fmt: skip
+
+
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +199,7 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
     small, large = MODELS
     yield 1, table2(small) + table4(small) + table3(small) + short(small)
     yield 2, table2(large, (0,)) + table4(large, (0,)) + table3(large) + short(large)
-    yield 3, stretched(small, (2, 4)) + long(small)
+    yield 3, [spec for series in variations(small) for spec in series.specs] + stretched(small, (2, 4)) + long(small)
     yield 4, stretched(large, (2,)) + modern(small) + modern(large)
     yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
 
@@ -234,6 +249,7 @@ def _places() -> dict[str, list[str]]:
         for number, figure in FIGURES.items():
             note(f"Figure {number}", [spec for series in figure(model) for spec in series.specs])
             note(f"Figure {number}", [dense(model)])
+        note("Variations", [spec for series in variations(model) for spec in series.specs])
     return places
 
 

@@ -156,10 +156,14 @@ def other_methods(results: Results) -> Iterator[str]:
     for number_, structure in (("3", "weight"), ("5", "kernel"), ("6", "filter")):
         for model in paper.MODELS:
             series = paper.FIGURES[number_](model)
+            varied = [line for line in paper.variations(model) if line.specs[0].structure == structure]
             gibbs = [group for spec in series[0].specs if (group := results.of(spec)) is not None]
             others = [
-                (line.label, group) for line in series[1:] for spec in line.specs if (group := results.of(spec))
-            ]  # fmt: skip
+                (line.label, group)
+                for line in (*series[1:], *varied)
+                for spec in line.specs
+                if (group := results.of(spec))
+            ]
             where = f"{structure}-wise, {NETWORK[model]}"
             if not gibbs or not others:
                 yield f"{where}: {'the other methods' if gibbs else 'Gibbs pruning'} {NOTHING}."
