@@ -96,6 +96,8 @@ def label(spec: RunSpec) -> str:
     if spec.method == "gibbs":
         sampler = f", {spec.sampler}" if spec.sampler != "auto" else ""
         return f"Gibbs, {NAMES[str(spec.hamiltonian)]}{sampler}"
+    if spec.how.settings.get("tune_rate") and spec.setting("tune_rate") in paper.TUNE_RATES:
+        return f"{METHODS.get(spec.method, spec.method)}, tuned at {spec.setting('tune_rate'):g}"
     if spec.method == "targeted-dropout":
         return "ramping targeted dropout" if spec.setting("ramping") else "targeted dropout"
     return METHODS.get(spec.method, spec.method)
