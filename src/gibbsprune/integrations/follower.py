@@ -43,10 +43,14 @@ class Follower:
         """Whether there is a model that is being pruned."""
         return self.pruner is not None and not self.pruner.finalized
 
+    def follows(self, model: nn.Module) -> bool:
+        """Whether the pruner is of this model, which a trainer may have put into another."""
+        return self.pruner is not None and any(self.pruner.model is module for module in model.modules())
+
     def wrap(self, model: nn.Module) -> None:
-        """Masks ``model``, once."""
-        if self.pruner is None:
-            self.pruner = GibbsPruner(model, **self.arguments)
+        """Masks ``model``, once; another model than before gets a pruner of its own."""
+        if not self.follows(model):
+            self.pruner, self.resumed = GibbsPruner(model, **self.arguments), False
             self.guard(model)
 
     def start(self, epochs: float | None, steps: float | None) -> None:
@@ -69,6 +73,7 @@ class Follower:
             self._pruner.set_epoch(self._pruner.epoch)
         if not self.resumed:
             self._pruner.restart()
+        self.resumed = False  # the next training starts anew, unless it is resumed too
 
     def begin_epoch(self, epoch: int) -> None:
         if self.open and not self.steps_per_epoch:
@@ -120,17 +125,26 @@ class Follower:
         """
 
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-            has_masks = any(name.endswith(MASKED) for name in state)
-            if self.open and not has_masks and self._pruner.model is module:
-                raise UserError(
-                    "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
-                    "cannot be resumed from it"
-                )
-            if wrap is not None and has_masks:
+            own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+            masked = {name.removesuffix(MASKED) for name in own if name.endswith(MASKED)}
+            if self.open and self.follows(module):
+                self._compare(masked, {name.removesuffix(".weight") for name in own if name.endswith(".weight")})
+            if wrap is not None and masked:
                 wrap()
 
         self.unguard()
         self._handle = model.register_load_state_dict_pre_hook(look)
+
+    def _compare(self, masked: set[str], plain: set[str]) -> None:
+        """Refuses a state, or a part of one, that has its masks elsewhere than the pruner."""
+        mine = self._pruner.masks.keys()
+        if not masked and plain & mine:
+            raise UserError(
+                "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
+                "cannot be resumed from it"
+            )
+        if other := sorted(masked - mine | plain & mine):
+            raise UserError(f"the checkpoint has masks on other layers than this pruner: {', '.join(other)}")
 
     def unguard(self) -> None:
         if self._handle is not None:
