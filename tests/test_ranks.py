@@ -184,7 +184,7 @@ def test_start_on_two_die_and_resume_on_two_or_on_one(place, monkeypatch, capsys
     assert final(place / "cut") == final(place / "whole"), "two, killed, two: bit for bit"
 
     assert cli.main(["train", "--resume", "one", "--device", "cpu"]) == 0
-    assert "this run goes on in 1 processes after 2; batch norm sees" in capsys.readouterr().out
+    assert "this run goes on in 1 process after 2; batch norm sees" in capsys.readouterr().out
     check_finished(place / "one")
     before = json.loads((place / "one" / "run.json").read_text())["resumed"][0]["epoch"]
     assert before >= 1
