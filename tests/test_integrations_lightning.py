@@ -192,7 +192,14 @@ def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
     check_final(module)
     best = float(saver.best_model_score)
     again = trainer.test(module, make_loader(), ckpt_path=saver.best_model_path, verbose=False)
-    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)]).test(
+
+    class Hook(lightning.Callback):
+        """Another that looks at what is loaded, after ours."""
+
+        def setup(self, trainer, pl_module, stage):
+            pl_module.register_load_state_dict_pre_hook(lambda *_: None)
+
+    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE), Hook()]).test(
         make_module(lightning, 7), make_loader(), ckpt_path=saver.best_model_path, verbose=False
     )
     assert again[0]["val"] == fresh[0]["val"] == pytest.approx(best, abs=1e-6)
@@ -205,6 +212,19 @@ def test_a_finalized_checkpoint_cannot_be_resumed(lightning, tmp_path):
     other = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)], max_epochs=3)
     with pytest.raises(gp.UserError, match=r"^the checkpoint holds no masks: it is of a model that was finalized"):
         other.fit(make_module(lightning), make_loader(), ckpt_path=tmp_path / "final.ckpt")
+
+
+def test_a_fit_that_failed_is_begun_again(lightning, tmp_path):
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            raise KeyError("stop")
+
+    module, callback = make_module(lightning), pruning(0.75, schedule=SCHEDULE, draw="converged")
+    with pytest.raises(KeyError, match="stop"):
+        make_trainer(lightning, tmp_path, [callback, Stop()]).fit(module, make_loader())
+    make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
+    assert callback.pruner.steps == 12
+    check_final(module)
 
 
 def test_a_second_fit_tunes_the_pruned_model(lightning, tmp_path):

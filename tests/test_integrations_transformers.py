@@ -161,6 +161,19 @@ def test_resuming(tmp_path):
         train("again", resume_from_checkpoint=str(tmp_path / "final"))
 
 
+def test_a_part_of_a_checkpoint_need_not_hold_masks(tmp_path):
+    """Large models are saved as several files, which are loaded one by one."""
+    model = make_model()
+    make_trainer(model, tmp_path, pruning(0.75))
+    state = model.state_dict()
+    for part in ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"):
+        found = {name: tensor for name, tensor in state.items() if name.startswith(part)}
+        assert found
+        model.load_state_dict(found, strict=False)
+    with pytest.raises(gp.UserError, match=r"^the checkpoint holds no masks"):
+        model.load_state_dict({"bert.encoder.layer.0.output.dense.weight": torch.ones(16, 32)}, strict=False)
+
+
 def test_the_best_checkpoint_is_the_one_that_is_finalized(tmp_path):
     model, callback = make_model(), pruning(0.75, draw="converged")
     trainer = make_trainer(
