@@ -175,6 +175,36 @@ def fsdp(rank, folder):
     torch.save(out, folder / f"fsdp-{rank}.pt")
 
 
+def whole_states(run):
+    """What is saved of a run, whole however many ranks hold parts of it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    model, optimizer, pruner = run
+    return [*get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True)), pruner.state_dict()]
+
+
+def load_whole(run, states):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    model, optimizer, pruner = run
+    options = StateDictOptions(full_state_dict=True)
+    set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+    pruner.load_state_dict(states[2])
+
+
+def resharded(rank, folder):
+    """Ten steps on shards, from the saved run of one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, _, pruner = make_run("kernel", seed=9, check_ranks=2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    run = model, torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), pruner
+    load_whole(run, torch.load(folder / "whole.ckpt", weights_only=True))
+    advance(run, 10, 20, part=slice(rank, None, 2))
+    torch.save(whole_states(run), folder / f"resharded-{rank}.pt")
+
+
 def trainers(rank, folder):
     """Both callbacks under DDP, on models that start differently, as both trainers allow."""
     from lightning import pytorch
@@ -205,5 +235,6 @@ if __name__ == "__main__":
     job, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / job}.store", rank=rank, world_size=2)
-    {"killed": killed, "ddp": ddp, "fsdp": fsdp, "trainers": trainers}[job](rank, folder)
+    jobs = {"killed": killed, "ddp": ddp, "fsdp": fsdp, "resharded": resharded, "trainers": trainers}
+    jobs[job](rank, folder)
     dist.destroy_process_group()

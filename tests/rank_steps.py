@@ -82,7 +82,7 @@ def refusals(ranks):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    with join(torch.device("cpu")) as ranks:
+    with join("cpu") as ranks:
         found = {case: train(case, ranks) for case in CASES}
         found["refusals"] = refusals(ranks)
         found["shared"] = ranks.shared({"of": [ranks.rank, torch.ones(3)]})

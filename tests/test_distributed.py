@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import gibbsprune as gp
 from gibbsprune.distributed import compare_ranks, digest
-from rank_jobs import KINDS, advance, batch, load, make_run, masks, save
+from rank_jobs import KINDS, advance, batch, load, load_whole, make_run, masks, save, whole_states
 
 SCRIPT = Path(__file__).with_name("rank_jobs.py")
 
@@ -107,6 +107,21 @@ def test_sharded_weights(tmp_path):
         state = model.state_dict()
         assert record["state"].keys() == state.keys()
         torch.testing.assert_close(record["state"], dict(state))
+
+
+@pytest.mark.slow
+def test_shards_resume_from_one_process_and_one_process_from_shards(tmp_path):
+    run = make_run("kernel")
+    advance(run, 0, 10)
+    torch.save(whole_states(run), tmp_path / "whole.ckpt")
+    states = results("resharded", tmp_path)[0]
+    other = make_run("kernel", seed=7)
+    load_whole(other, states)
+    advance(run, 10, 20)
+    torch.testing.assert_close(dict(other[0].state_dict()), dict(run[0].state_dict()))
+    for part in (run, other):
+        advance(part, 20, 30)
+    assert same(masks(other[2]), masks(run[2]))
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
-"""The Python examples of the documentation run, and the functions that it names exist."""
+"""The Python examples of the documentation run, and the commands and functions that it names exist."""
 
 import doctest
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+
+from gibbsprune.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -43,6 +46,29 @@ def test_examples_run(page, tmp_path, monkeypatch):
         torch.manual_seed(0)
         for block in blocks(page):
             exec(compile(block, page.name, "exec"), namespace)
+
+
+def commands(page):
+    """The commands of each block for a shell, as words."""
+    for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(commands(p))], ids=lambda page: page.name)
+def test_commands_have_only_options_that_exist(page):
+    for words in commands(page):
+        if "gibbsprune" in words:
+            options, unknown = build_parser().parse_known_args(words[words.index("gibbsprune") + 1 :])
+            assert options.command
+            assert not unknown, f"{page.name}: {' '.join(words)}"
+
+
+def test_the_extras_that_pages_name_exist():
+    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.M))
+    for page in PAGES:
+        for named in re.findall(r"pip install '(?:gibbsprune|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8")):
+            assert set(named.split(",")) <= extras, f"{page.name}: {named}"
 
 
 def test_the_new_hamiltonian_takes_twenty_lines():

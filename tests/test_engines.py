@@ -1,4 +1,4 @@
-"""What the Ray engine decides, with a stand-in for Ray: room, lost workers, failures, foreign nodes."""
+"""What the engines decide; with a stand-in for Ray: room, lost workers, failures, foreign nodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gibbsprune import data
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import planner
-from gibbsprune.experiments.engines import Ended, node
+from gibbsprune.experiments.engines import Ended, inline, node
 from gibbsprune.experiments.engines.ray import RETRIES, RayEngine
 from gibbsprune.experiments.orders import Orders
 from gibbsprune.experiments.planner import Planned
@@ -81,6 +83,20 @@ def engine_with(tmp_path, ray, cpus=1.0, gpus=0.0, workers=None) -> RayEngine:
 def fleet(tmp_path) -> Planned:
     specs = (small()[0].spec,)
     return Planned(specs, tmp_path / "work" / planner.fleet_key(specs), 0, 1.0)
+
+
+def test_small_images_take_one_thread_here_as_on_a_cluster(tmp_path, fleet, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(inline.runner, "run", lambda *_, **__: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        orders = Orders(tmp_path / "results", tmp_path / "work", device="cpu")
+        inline.Inline(orders, data.load("digits"), [], print).submit(fleet, 1.0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
 
 
 NODES = ({"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"CPU": 1.0, "GPU": 4.0})

@@ -192,7 +192,14 @@ def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
     check_final(module)
     best = float(saver.best_model_score)
     again = trainer.test(module, make_loader(), ckpt_path=saver.best_model_path, verbose=False)
-    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE)]).test(
+
+    class Hook(lightning.Callback):
+        """Another that looks at what is loaded, after ours."""
+
+        def setup(self, trainer, pl_module, stage):
+            pl_module.register_load_state_dict_pre_hook(lambda *_: None)
+
+    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE), Hook()]).test(
         make_module(lightning, 7), make_loader(), ckpt_path=saver.best_model_path, verbose=False
     )
     assert again[0]["val"] == fresh[0]["val"] == pytest.approx(best, abs=1e-6)
@@ -207,6 +214,19 @@ def test_a_finalized_checkpoint_cannot_be_resumed(lightning, tmp_path):
         other.fit(make_module(lightning), make_loader(), ckpt_path=tmp_path / "final.ckpt")
 
 
+def test_a_fit_that_failed_is_begun_again(lightning, tmp_path):
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            raise KeyError("stop")
+
+    module, callback = make_module(lightning), pruning(0.75, schedule=SCHEDULE, draw="converged")
+    with pytest.raises(KeyError, match="stop"):
+        make_trainer(lightning, tmp_path, [callback, Stop()]).fit(module, make_loader())
+    make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
+    assert callback.pruner.steps == 12
+    check_final(module)
+
+
 def test_a_second_fit_tunes_the_pruned_model(lightning, tmp_path):
     module, callback = make_module(lightning), pruning(0.75, schedule=SCHEDULE)
     make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
@@ -214,6 +234,29 @@ def test_a_second_fit_tunes_the_pruned_model(lightning, tmp_path):
     make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
     assert torch.equal(module.net[1].weight != 0, before != 0)
     assert not torch.equal(module.net[1].weight, before)
+
+
+@pytest.mark.parametrize("draw", ["converged", None])
+def test_another_model_gets_a_pruner_of_its_own(lightning, tmp_path, draw):
+    callback = pruning(0.75, schedule=SCHEDULE, draw=draw)
+    for seed in range(2):
+        module = make_module(lightning, seed)
+        make_trainer(lightning, tmp_path, [callback]).fit(module, make_loader())
+        assert callback.pruner.model is module
+        assert callback.pruner.steps == 12
+        if draw is None:
+            callback.pruner.finalize("converged")
+        check_final(module)
+
+
+def test_masks_on_other_layers_cannot_be_resumed(lightning, tmp_path):
+    trainer = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE, include="net.1", draw=None)])
+    trainer.fit(make_module(lightning), make_loader())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    for layers in ("net.*", "net.3"):
+        other = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE, include=layers)], max_epochs=3)
+        with pytest.raises(gp.UserError, match=r"^the checkpoint has masks on other layers than this pruner: .*net.3$"):
+            other.fit(make_module(lightning), make_loader(), ckpt_path=tmp_path / "one.ckpt")
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
@@ -249,6 +292,13 @@ def test_averaged_weights(lightning, tmp_path):
     assert torch.equal(module.net[1].weight, stored * gp.converged_mask(stored, 0.75))
     wrong = make_trainer(lightning, tmp_path, [lightning.callbacks.EMAWeightAveraging(), pruning(0.75)])
     with pytest.raises(gp.UserError, match=r"^EMAWeightAveraging comes before GibbsPruning in the trainer's callbacks"):
+        wrong.fit(make_module(lightning), make_loader())
+    module = make_module(lightning)
+    mean = lightning.callbacks.WeightAveraging(use_buffers=False)
+    make_trainer(lightning, tmp_path, [callback, mean]).fit(module, make_loader())
+    check_final(module)
+    wrong = make_trainer(lightning, tmp_path, [pruning(0.75), lightning.callbacks.WeightAveraging()])
+    with pytest.raises(gp.UserError, match=r"which torch cannot do with masks: give it use_buffers=False$"):
         wrong.fit(make_module(lightning), make_loader())
 
 

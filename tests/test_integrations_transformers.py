@@ -54,14 +54,16 @@ def pruning(*args, **kwargs):
     return GibbsPruningCallback(*args, **{"exclude": EXCLUDE, "schedule": SCHEDULE, "seed": 5} | kwargs)
 
 
-def make_trainer(model, folder, callback, others=(), **kwargs):
+def make_trainer(model, folder, callback, others=(), model_init=None, **kwargs):
     settings = {
         "output_dir": str(folder), "num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2,
         "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 1,
         "logging_strategy": "epoch",
     }  # fmt: skip
     args = transformers.TrainingArguments(**settings | kwargs)
-    return transformers.Trainer(model, args, train_dataset=Words(), eval_dataset=Words(), callbacks=[callback, *others])
+    return transformers.Trainer(
+        model, args, train_dataset=Words(), eval_dataset=Words(), model_init=model_init, callbacks=[callback, *others]
+    )
 
 
 def check_final(model, sparsity=0.75):
@@ -159,6 +161,19 @@ def test_resuming(tmp_path):
         train("again", resume_from_checkpoint=str(tmp_path / "final"))
 
 
+def test_a_part_of_a_checkpoint_need_not_hold_masks(tmp_path):
+    """Large models are saved as several files, which are loaded one by one."""
+    model = make_model()
+    make_trainer(model, tmp_path, pruning(0.75))
+    state = model.state_dict()
+    for part in ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"):
+        found = {name: tensor for name, tensor in state.items() if name.startswith(part)}
+        assert found
+        model.load_state_dict(found, strict=False)
+    with pytest.raises(gp.UserError, match=r"^the checkpoint holds no masks"):
+        model.load_state_dict({"bert.encoder.layer.0.output.dense.weight": torch.ones(16, 32)}, strict=False)
+
+
 def test_the_best_checkpoint_is_the_one_that_is_finalized(tmp_path):
     model, callback = make_model(), pruning(0.75, draw="converged")
     trainer = make_trainer(
@@ -204,6 +219,28 @@ def test_a_callback_added_later_is_refused(tmp_path):
     trainer.add_callback(pruning(0.75))
     with pytest.raises(gp.UserError, match=r"^GibbsPruningCallback has not seen the trainer being made"):
         trainer.train()
+
+
+def test_another_trainer_gets_a_pruner_of_its_own(tmp_path):
+    callback = pruning(0.75, draw="converged")
+    for seed in range(2):
+        model = make_model(seed)
+        make_trainer(model, tmp_path, callback).train()
+        assert callback.pruner.model is model
+        check_final(model)
+
+
+def test_a_model_that_the_trainer_makes(tmp_path):
+    def trainer():
+        settings = {"model_init": lambda: make_model(), "save_strategy": "steps", "save_steps": 3}
+        return make_trainer(None, tmp_path, pruning(0.75, draw="converged"), **settings)
+
+    made = trainer()
+    for _ in range(2):
+        made.train()  # makes its model anew
+        check_final(made.model)
+    with pytest.raises(gp.UserError, match=r"^the trainer made another model than the one that is pruned: a training"):
+        trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
 @pytest.mark.parametrize("stop", [None, 7])

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import rank_steps
 from gibbsprune import cli
+from gibbsprune.cli import launch
 from gibbsprune.data import load
 from gibbsprune.errors import UserError
 from gibbsprune.models import build
@@ -183,7 +184,7 @@ def test_start_on_two_die_and_resume_on_two_or_on_one(place, monkeypatch, capsys
     assert final(place / "cut") == final(place / "whole"), "two, killed, two: bit for bit"
 
     assert cli.main(["train", "--resume", "one", "--device", "cpu"]) == 0
-    assert "this run goes on in 1 processes after 2; batch norm sees" in capsys.readouterr().out
+    assert "this run goes on in 1 process after 2; batch norm sees" in capsys.readouterr().out
     check_finished(place / "one")
     before = json.loads((place / "one" / "run.json").read_text())["resumed"][0]["epoch"]
     assert before >= 1
@@ -223,7 +224,7 @@ def test_ranks_that_make_no_sense(monkeypatch, capsys):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
         pytest.raises(UserError, match=r"process 0 of 2 cannot reach the others; start them with torchrun \(.*MASTER_"),
-        ranks.join(torch.device("cpu")),
+        ranks.join("cpu"),
     ):
         pass
     assert cli.main(["demo"]) == 2
@@ -231,18 +232,51 @@ def test_ranks_that_make_no_sense(monkeypatch, capsys):
         "gibbsprune: gibbsprune demo is one process; only gibbsprune train works under torchrun\n"
     )
     monkeypatch.setenv("RANK", "1")
+    waited = []
+    monkeypatch.setattr(launch.time, "sleep", waited.append)
     assert cli.main(["train", "--sparsity", "1.5"]) == 2
+    assert waited == [launch.PATIENCE], "torchrun would end rank 0 before it has spoken"
     assert cli.main(["train", "--show-recipe"]) == 0
+    assert cli.main([]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["train", "--help"])
     assert capsys.readouterr() == ("", ""), "rank 0 says it"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert environment.rank_device("auto") == torch.device("cuda:1")
+    assert ranks.rank_device("auto") == torch.device("cuda:1")
     with pytest.raises(UserError, match=r"device 'cuda:0' is one GPU; of several processes each takes its own"):
-        environment.rank_device("cuda:0")
+        ranks.rank_device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match=r"device 'cuda:2' is not available: torch sees 2 CUDA devices here"):
-        environment.rank_device("cuda")
+        ranks.rank_device("cuda")
+
+
+LACKING = """
+import os, sys
+from gibbsprune import cli
+from gibbsprune.errors import UserError
+from gibbsprune.training import ranks
+
+def resolve(name):
+    raise UserError("device 'cuda:1' is not available")
+
+if os.environ["RANK"] == "1":
+    ranks.resolve_device = resolve
+sys.exit(cli.main(["train"]))
+"""
+
+
+def test_a_rank_without_a_device_says_so(tmp_path):
+    waiting, lacking = two_ranks("-c", LACKING, cwd=tmp_path)
+    try:
+        said = lacking.communicate(timeout=60)
+    finally:
+        lacking.kill()
+        waiting.kill()  # as torchrun does
+        waiting.communicate()
+    assert said == ("", "gibbsprune: device 'cuda:1' is not available\n")
+    assert lacking.returncode == 2
 
 
 def test_small_images_take_one_thread(monkeypatch):

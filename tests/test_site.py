@@ -22,7 +22,7 @@ def site(tmp_path_factory):
     """The built pages by their paths."""
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", out],  # --quiet would drop the warnings
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -47,7 +47,9 @@ class GibbsPruner:
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
         hamiltonian: None for the structure's best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
-        include, exclude: name patterns, module types or predicates (see :func:`gibbsprune.selection.select`).
+        include: the layers to prune, by name patterns, module types or predicates (see
+            :func:`gibbsprune.selection.select`).
+        exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
         epochs: how long the training lasts, for the default schedule (200 as in the paper).

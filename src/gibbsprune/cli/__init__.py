@@ -12,9 +12,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from gibbsprune.cli.launch import several, speaks
+from gibbsprune.cli.launch import several, speaks, wait_for_the_speaker
 from gibbsprune.errors import UserError
 
 EPILOG = """\
@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("argument ", "", 1) if message.startswith("argument ") else message)
+
+    def print_help(self, file: Any = None) -> None:
+        if speaks():
+            super().print_help(file)
 
 
 def build_parser() -> Parser:
@@ -72,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return options.handler(options)
     except UserError as error:
         if speaks():
-            print(f"gibbsprune: {error}", file=sys.stderr)
+            print(f"gibbsprune: {error}", file=sys.stderr, flush=True)
+        wait_for_the_speaker()
         return 2
     except KeyboardInterrupt:
         return 130

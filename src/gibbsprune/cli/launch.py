@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+
+PATIENCE = 20.0  # seconds in which the first process, too, comes to what is wrong
 
 
 def several() -> bool:
@@ -13,3 +16,9 @@ def several() -> bool:
 def speaks() -> bool:
     """Whether this process is the one that says what all of them would say."""
     return not several() or os.environ["RANK"] == "0"
+
+
+def wait_for_the_speaker() -> None:
+    """Lets the process that speaks say what is wrong: ``torchrun`` ends them all when the first one ends."""
+    if not speaks():
+        time.sleep(PATIENCE)

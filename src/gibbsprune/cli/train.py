@@ -126,11 +126,10 @@ def handle(options: argparse.Namespace) -> int:
             show_plan(specs, options.device or "auto")
         return 0
     from gibbsprune.training import ranks, run
-    from gibbsprune.training.environment import rank_device
 
     epochs, seconds = options.checkpoint_every or (1, 0.0)
     device = options.device or "auto"
-    with ranks.join(rank_device(device)) as joined:
+    with ranks.join(device) as joined:
         outcome = run.start(
             specs,
             out=options.out,
@@ -180,10 +179,9 @@ def _resume(options: argparse.Namespace) -> int:
             flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")
     from gibbsprune.training import ranks, run
-    from gibbsprune.training.environment import rank_device
     from gibbsprune.training.folder import RunFolder
 
-    with ranks.join(rank_device(options.device or "auto")) as joined:
+    with ranks.join(options.device or "auto") as joined:
         outcome = run.resume(options.resume, device=options.device, command=options.command_line, ranks=joined)
         if joined.first:
             _report(RunFolder.open(outcome.folder).specs, outcome)

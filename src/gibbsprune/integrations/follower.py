@@ -34,7 +34,8 @@ class Follower:
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
         self.pruner: GibbsPruner | None = None
         self.resumed = False
-        self._handle: Any = None
+        self._guarded: tuple[nn.Module, Any] | None = None  # and the handle of the hook that looks
+        self._wrap: Callable[[], None] | None = None
 
     # -- the training ------------------------------------------------------------------------------------------------
 
@@ -43,11 +44,16 @@ class Follower:
         """Whether there is a model that is being pruned."""
         return self.pruner is not None and not self.pruner.finalized
 
+    def follows(self, model: nn.Module) -> bool:
+        """Whether the pruner is of this model, which a trainer may have put into another."""
+        return self.pruner is not None and any(self.pruner.model is module for module in model.modules())
+
     def wrap(self, model: nn.Module) -> None:
-        """Masks ``model``, once."""
-        if self.pruner is None:
-            self.pruner = GibbsPruner(model, **self.arguments)
-            self.guard(model)
+        """Masks ``model``, once; another model than before gets a pruner of its own."""
+        if not self.follows(model):
+            self.pruner, self.resumed = GibbsPruner(model, **self.arguments), False
+        if self.open:
+            self.guard(self._pruner.model)
 
     def start(self, epochs: float | None, steps: float | None) -> None:
         """The default schedule for a training of so many epochs or optimiser steps, and the first masks.
@@ -69,6 +75,7 @@ class Follower:
             self._pruner.set_epoch(self._pruner.epoch)
         if not self.resumed:
             self._pruner.restart()
+        self.resumed = False  # the next training starts anew, unless it is resumed too
 
     def begin_epoch(self, epoch: int) -> None:
         if self.open and not self.steps_per_epoch:
@@ -119,20 +126,34 @@ class Follower:
         With ``wrap``, a model that is not masked yet is masked by it when a state with masks comes.
         """
 
+        if self._guarded is not None and self._guarded[0] is model:
+            self._wrap = wrap  # the hook stays: it may be the one that is running
+            return
+
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-            has_masks = any(name.endswith(MASKED) for name in state)
-            if self.open and not has_masks and self._pruner.model is module:
-                raise UserError(
-                    "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
-                    "cannot be resumed from it"
-                )
-            if wrap is not None and has_masks:
-                wrap()
+            own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
+            masked = {name.removesuffix(MASKED) for name in own if name.endswith(MASKED)}
+            if self.open and self.follows(module):
+                self._compare(masked, {name.removesuffix(".weight") for name in own if name.endswith(".weight")})
+            if self._wrap is not None and masked:
+                self._wrap()
 
         self.unguard()
-        self._handle = model.register_load_state_dict_pre_hook(look)
+        self._wrap, self._guarded = wrap, (model, model.register_load_state_dict_pre_hook(look))
+
+    def _compare(self, masked: set[str], plain: set[str]) -> None:
+        """Refuses a state, or a part of one, that has its masks elsewhere than the pruner."""
+        mine = self._pruner.masks.keys()
+        if not masked and plain & mine:
+            raise UserError(
+                "the checkpoint holds no masks: it is of a model that was finalized or never pruned, and pruning "
+                "cannot be resumed from it"
+            )
+        if other := sorted(masked - mine | plain & mine):
+            raise UserError(f"the checkpoint has masks on other layers than this pruner: {', '.join(other)}")
 
     def unguard(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._wrap = None
+        if self._guarded is not None:
+            self._guarded[1].remove()
+            self._guarded = None

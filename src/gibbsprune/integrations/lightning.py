@@ -68,24 +68,32 @@ class GibbsPruning(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._check_order(trainer)
+            self._check_averages(trainer)
             self._wrap(trainer, pl_module)
-        elif not self._follower.open:  # a checkpoint of the training may be loaded into a model without masks
+        elif not (self._follower.open and self._follower.follows(pl_module)):
+            # a checkpoint of the training may be loaded into a model without masks
             self._follower.guard(pl_module, lambda: self._wrap(trainer, pl_module, anew=True))
 
     def _wrap(self, trainer: Any, pl_module: Any, anew: bool = False) -> None:
         if anew:
             self._follower.pruner = None
-        if self.pruner is None:
+        if not self._follower.follows(pl_module):
             _configure(trainer, pl_module)
             self._follower.wrap(pl_module)
 
-    def _check_order(self, trainer: Any) -> None:
+    def _check_averages(self, trainer: Any) -> None:
         for callback in trainer.callbacks[: trainer.callbacks.index(self)]:
             if getattr(callback, "_average_model", None) is not None:
                 raise UserError(
                     f"{type(callback).__name__} comes before GibbsPruning in the trainer's callbacks and has copied "
                     f"the model without its masks: put GibbsPruning first"
+                )
+        for callback in trainer.callbacks:
+            own = {"avg_fn", "multi_avg_fn"} & getattr(callback, "_kwargs", {}).keys()
+            if getattr(callback, "_use_buffers", False) and not own:
+                raise UserError(
+                    f"{type(callback).__name__} takes a plain mean of the buffers too, which torch cannot do with "
+                    f"masks: give it use_buffers=False"
                 )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -64,7 +64,14 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
         if model is not None:
             self._follower.wrap(model)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        if model is not None and self.pruner is not None and not self._follower.follows(model):  # of a model_init
+            if state.global_step:
+                raise UserError(
+                    "the trainer made another model than the one that is pruned: a training with model_init cannot be "
+                    "resumed, give the trainer the model itself"
+                )
+            self._follower.wrap(model)
         if self.pruner is None:
             raise UserError(
                 "GibbsPruningCallback has not seen the trainer being made: give it in Trainer(callbacks=[…]), with a "

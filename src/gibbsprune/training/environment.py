@@ -17,7 +17,6 @@ import torch
 
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
-from gibbsprune.training.ranks import launched
 
 SMALL = 16  # pixels; see suitable_threads
 
@@ -37,16 +36,6 @@ def resolve_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise UserError(f"device {name!r} is not available: torch sees {count} CUDA devices here")
     return device
-
-
-def rank_device(name: str) -> torch.device:
-    """The device of this process: each of several on one machine takes a GPU of its own."""
-    device = resolve_device(name)
-    if launched()[1] == 1 or device.type == "cpu":
-        return device
-    if device.index is not None:
-        raise UserError(f"device {name!r} is one GPU; of several processes each takes its own with --device cuda")
-    return resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
 
 
 @contextmanager

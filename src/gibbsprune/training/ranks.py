@@ -21,6 +21,7 @@ from torch import Tensor
 from ..data.arrays import Arrays
 from ..distributed import digest, unequal
 from ..errors import UserError
+from .environment import resolve_device
 
 
 class LostRank(UserError):
@@ -122,26 +123,36 @@ def launched() -> tuple[int, int]:
     return (rank, size) if size > 1 else (0, 1)
 
 
+def rank_device(name: str) -> torch.device:
+    """The device of this process: each of several on one machine takes a GPU of its own."""
+    device = resolve_device(name)
+    if launched()[1] == 1 or device.type == "cpu":
+        return device
+    if device.index is not None:
+        raise UserError(f"device {name!r} is one GPU; of several processes each takes its own with --device cuda")
+    return resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+
+
 @contextmanager
-def join(device: torch.device) -> Iterator[Ranks]:
-    """Meets the other processes; inside, the first rank that fails says why and the others end without a word."""
+def join(device: str) -> Iterator[Ranks]:
+    """Meets the other processes, each on a device of its own.
+
+    From then on the first rank that fails says why, if only that it has no device, and the others end without a word.
+    """
     rank, size = launched()
     if size == 1:
         yield ALONE
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    try:
+    with _reaching(rank, size):
         store = next(iter(dist.rendezvous("env://")))[0]
-        group = dist.PrefixStore("gibbsprune", store)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=group, rank=rank, world_size=size)
-    except (ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"process {rank} of {size} cannot reach the others; start them with torchrun ({reason})"
-        ) from None
     try:
-        yield Ranks(rank, size, device)
+        where = rank_device(device)
+        if where.type == "cuda":
+            torch.cuda.set_device(where)
+        with _reaching(rank, size):
+            group = dist.PrefixStore("gibbsprune", store)
+            dist.init_process_group("nccl" if where.type == "cuda" else "gloo", store=group, rank=rank, world_size=size)
+        yield Ranks(rank, size, where)
     except UserError as error:
         if _first_to_fail(store, rank):
             print(f"gibbsprune: {error}", file=sys.stderr, flush=True)
@@ -150,6 +161,18 @@ def join(device: torch.device) -> Iterator[Ranks]:
         _first_to_fail(store, rank)
         raise
     dist.destroy_process_group()
+
+
+@contextmanager
+def _reaching(rank: int, size: int) -> Iterator[None]:
+    """What fails when the processes cannot meet."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"process {rank} of {size} cannot reach the others; start them with torchrun ({reason})"
+        ) from None
 
 
 def compare_data(ranks: Ranks, arrays: Arrays) -> None:

@@ -263,9 +263,10 @@ def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], ranks: 
     if fingerprint(arrays) != folder.record["data_sha256"]:
         raise UserError(f"the data {arrays.name} is not what the run in {folder.path} was started with")
     if (before := _ranks_before(folder)) != ranks.size:
+        count = "1 process" if ranks.size == 1 else f"{ranks.size} processes"
         progress.note(
-            f"this run goes on in {ranks.size} processes after {before}; batch norm sees batches of another size, "
-            "so that the result is not the same as without the change"
+            f"this run goes on in {count} after {before}; batch norm sees batches of another size, so that the result "
+            "is not the same as without the change"
         )
     for part in ("versions", "hardware"):
         for key, value in here[part].items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from ...data.arrays import Arrays
-from ...training.environment import resolve_device
+from ...training.environment import resolve_device, suitable_threads
 from ...training.places import Place
 from ...training.progress import clock
 from .. import pace, runner
@@ -43,11 +43,12 @@ class Inline:
 
     def submit(self, fleet: Planned, budget: float) -> None:
         orders = self.orders
-        finished = runner.run(
-            fleet.specs, self.arrays, orders.results, orders.work, str(self.device), budget,
-            evaluate_every=orders.evaluate_every, checkpoint_seconds=orders.checkpoint_seconds,
-            revision=orders.revision, keep=self.keep, autotune=orders.autotune, say=self.say,
-        )  # fmt: skip
+        with suitable_threads(self.arrays, self.device):
+            finished = runner.run(
+                fleet.specs, self.arrays, orders.results, orders.work, str(self.device), budget,
+                evaluate_every=orders.evaluate_every, checkpoint_seconds=orders.checkpoint_seconds,
+                revision=orders.revision, keep=self.keep, autotune=orders.autotune, say=self.say,
+            )  # fmt: skip
         clear(self.device)
         self.ended.append(Ended(fleet.folder, finished))
 
