@@ -90,9 +90,11 @@ def test_a_suite_runs_in_the_order_of_its_sources_and_is_then_complete(capsys, t
 
 def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     assert said(capsys, "run tiny --budget 1s")[-1].startswith("3 cells do not fit into the 0:0")
-    lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out")
+    lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out --export-limit 2")
     assert lines[-1] == "stopped before epoch 0 of 2: the budget of 5 s is spent"
     assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
+    lines = said(capsys, "run tiny --budget 1s --export-state small --export-limit 1")
+    assert lines[-1].startswith("left out of the state, which would be too large: work/fleet-")
     assert "from epoch" not in said(capsys, "run tiny --dry-run")[0]
     assert said(capsys, "import tiny out --results r --work w") == [
         "0 results into r, 2 files of unfinished work into w"
@@ -119,6 +121,7 @@ def test_workers_train_side_by_side(capfd, tmp_path):
         ("run paper --budget soon", "--budget: must be a time such as 90s, 25m or 2h, but 'soon' was given"),
         ("run paper --workers 0", "--workers must be at least 1, but 0 was given"),
         ("run paper --at-most 0", "--at-most must be at least 1, but 0 was given"),
+        ("run paper --export-limit 0", "--export-limit must be at least 1, but 0 was given"),
         ("import paper nowhere", "nowhere holds no whole state of a suite"),
         ("fleet nowhere --results r", "nowhere/cells.json cannot be read"),
     ],

@@ -92,7 +92,7 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     from gibbsprune.errors import UserError
     from gibbsprune.experiments.orders import Orders
 
-    for name in ("workers", "at_most", "evaluate_every"):
+    for name in ("workers", "at_most", "evaluate_every", "export_limit"):
         given = getattr(options, name, None)
         if given is not None and given < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
@@ -155,7 +155,8 @@ def run(options: argparse.Namespace) -> int:
 
     def leave() -> None:
         if options.export_state is not None:
-            carry.pack(everything, orders.results, orders.work, options.export_state)
+            limit = options.export_limit * 2**20
+            carry.pack(everything, orders.results, orders.work, options.export_state, total=limit)
 
     try:
         drive.run(chosen, everything, orders, leave, say=lambda text: print(text, flush=True))

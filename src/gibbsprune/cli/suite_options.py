@@ -65,6 +65,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export-state", type=Path, metavar="FOLDER", help="leave results and unfinished work in a few small files"
     )
+    parser.add_argument(
+        "--export-limit", type=whole, default=60, metavar="MIB", help="of these files together, in MiB (60)"
+    )
 
 
 def duration(text: str) -> float:
