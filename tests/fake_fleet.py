@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 
+from gibbsprune.training.finished import Finished
+
 LAYER, SHAPE = "layer1.0.conv1", (8, 8, 3, 3)
 
 
@@ -99,6 +101,9 @@ class FakeFleet:
         net = nn.Conv2d(8, 8, 3, bias=False)
         net.weight.data = self.weights[k] * self.drawn[k]
         return net
+
+    def finished(self, k):
+        return Finished(self.specs[k], self.model(k).state_dict(), self.final[k] if self.final else {})
 
     def masks(self, k):
         return {} if self.specs[k].method == "dense" else {LAYER: self.drawn[k]}

@@ -63,10 +63,11 @@ def test_sources_are_cells_with_the_same_seed_and_network():
         if source is not None:
             assert cells[source].seed == cell.spec.seed
             assert cells[source].model == cell.spec.model
-            assert cells[source].method == ("gibbs" if cell.spec.method == "reinit" else "dense")
+            kind = {"reinit": "gibbs", "lottery": "lottery"}.get(cell.spec.method, "dense")
+            assert cells[source].method == kind
             assert cells[source].recipe == cell.spec.recipe
     kinds = {cell.spec.method for cell in CELLS if cell.spec.setting("from")}
-    assert kinds == {"reinit", "magnitude", "filter-l1", "thinet"}
+    assert kinds == {"reinit", "magnitude", "filter-l1", "thinet", "lottery"}
 
 
 def test_the_steps_are_those_of_the_plan():

@@ -92,7 +92,7 @@ def test_nothing_is_done_at_first(places):
     state = look(places, step=[1])
     assert (state.done, state.begun, state.again) == ([], {}, [])
     assert [cell for cell in state.queue if cell in state.waiting] == state.waiting
-    assert {cell.spec.method for cell in state.waiting} == {"reinit", "magnitude", "filter-l1", "thinet"}
+    assert {cell.spec.method for cell in state.waiting} == {"reinit", "magnitude", "filter-l1", "thinet", "lottery"}
     assert state.queue[0].spec == paper.dense("resnet20")
 
 

@@ -131,7 +131,7 @@ def check_masks_taken(ours: Path, source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Few digits as a user's file, and finished dense and Gibbs runs on them."""
+    """Few digits as a user's file, and finished dense, Gibbs and lottery runs on them."""
     folder = tmp_path_factory.mktemp("place")
     digits = data.load("digits")
     np.savez(folder / "few.npz", x_train=digits.x_train[:192].numpy(), y_train=digits.y_train[:192].numpy(),
@@ -140,6 +140,8 @@ def place(tmp_path_factory):
         patch.setattr(pictures, "available", lambda: False)
         for method in ("dense", "gibbs"):
             train(folder, "--method", method, "--out", str(folder / method))
+        lottery = ["--method", "lottery", "--rounds", "1", "--rewind-step", "4"]
+        train(folder, *lottery, "--out", str(folder / "lottery"))
         train(folder, "--method", "dense", "--seeds", "1-2", "--out", str(folder / "fleet"))
     return folder
 
@@ -176,6 +178,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("magnitude", ["--sparsity", "0.25", "--tune-epochs", "2", "--from", "dense"], 3),
     ("lottery", ["--rounds", "2", "--rewind-step", "4"], 3),
     ("lottery", ["--rounds", "1", "--rewind-step", "11"], 1),  # stopped just after the step that is put aside
+    ("lottery", ["--rounds", "2", "--rewind-step", "4", "--from", "lottery"], 3),
     ("targeted-dropout", ["--structure", "kernel", "--ramping"], 1),
     ("filter-l1", ["--structure", "filter", "--sparsity", "0.25", "--tune-epochs", "2"], 3),
     ("thinet", ["--structure", "filter", "--sparsity", "0.5", "--tune-epochs", "3", "--images", "40"], 3),
@@ -190,7 +193,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
 )
 def test_resumed_runs_are_bit_for_bit_those_never_stopped(place, tmp_path, monkeypatch, method, options, epoch):
     monkeypatch.chdir(tmp_path)
-    options = [str(place / word) if word in ("dense", "gibbs") else word for word in options]
+    options = [str(place / word) if word in ("dense", "gibbs", "lottery") else word for word in options]
     train(place, "--method", method, *options, "--out", "whole")
     (wanted,) = RunFolder.open("whole").specs
     with pytest.raises(Interrupted):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from gibbsprune.errors import UserError
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.finished import Finished, save_finished
 from gibbsprune.training.fleet import Fleet
@@ -189,6 +190,63 @@ def test_without_fine_tuning_all_phases_are_done_at_the_end(digits):
 
 
 # -- runs among others and alone ---------------------------------------------------------------------------------------
+
+
+def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
+    """Its first masks are those of the other's trained weights, its values the other's early ones, exactly."""
+    first = small("lottery", sparsity=0.75, settings={"rounds": 1, "rewind_step": 4})
+    fleet = Fleet([first, small("dense", recipe=RECIPE.replace(epochs=4))], digits)
+    states = {}
+
+    def watch(step: int, steps: int) -> None:
+        if fleet.epoch * steps + step == 4:
+            states["early"] = {name: value.clone() for name, value in fleet.engines[0].run_state(0).items()}
+
+    for epoch in range(4):
+        if epoch == 2:
+            trained = {name: value.clone() for name, value in fleet.engines[0].run_state(0).items()}
+        fleet.train_epoch(watch)
+    fleet.finish()
+    file = tmp_path / "first.safetensors"
+    save_finished(file, fleet.finished(0))
+    second = small("lottery", sparsity=0.875, settings={"rounds": 3, "rewind_step": 4, "from": str(file)})
+    assert (second.own_epochs, second.total_epochs) == (6, 8)
+    other = Fleet([second], digits)
+    engine = other.engines[0]
+    engine.enter(0)
+    for name, mask in engine.replicas[0].masks.items():
+        before = trained[f"{name}.weight"].abs()
+        assert int(mask.sum()) == kept_count(0.5, mask.numel())
+        assert before[mask].min() >= before[~mask].max()
+    for name, value in engine.run_state(0).items():
+        if value.dim():
+            assert torch.equal(value, states["early"][name]), name
+    for _ in range(6):
+        other.train_epoch()
+    (result,) = other.finish()
+    assert result["sparsity"] == pytest.approx(0.875, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 1}, "would start from a lottery .* seed 1, .* is a lottery .* seed 0"),
+        ({"settings": {"rewind_step": 5}}, "rewound to step 5, but .* rewound to step 4"),
+        ({"recipe": RECIPE.replace(epochs=3)}, "of 3 epochs a round"),
+    ],
+)
+def test_a_lottery_does_not_start_from_another_training(digits, tmp_path, changes, said):
+    first = small("lottery", settings={"rounds": 1, "rewind_step": 4})
+    file = tmp_path / "first.safetensors"
+    save_finished(file, Fleet([first], digits).finished(0))
+    settings = {"rewind_step": 4, **changes.get("settings", {}), "from": str(file)}
+    wanted = small("lottery", **{**changes, "settings": settings})
+    with pytest.raises(UserError, match=said):
+        Fleet([wanted], digits)
+    bare = Fleet([first], digits).finished(0)
+    save_finished(file, Finished(bare.spec, bare.model, bare.masks))
+    with pytest.raises(UserError, match="holds the end of its training alone"):
+        Fleet([small("lottery", settings={"rewind_step": 4, "from": str(file)})], digits)
 
 
 @pytest.fixture(scope="module")

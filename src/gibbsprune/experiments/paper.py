@@ -90,6 +90,13 @@ def reinit(model: str, sparsity: float, seed: int = 0) -> RunSpec:
     return run(model, "reinit", sparsity=sparsity, seed=seed, settings={"from": source.name()})
 
 
+def lottery(model: str, rounds: int, seed: int = 0) -> RunSpec:
+    """The first training is that of the run with one round."""
+    if rounds == 1:
+        return run(model, "lottery", seed=seed, settings={"rounds": 1})
+    return run(model, "lottery", seed=seed, settings={"rounds": rounds, "from": lottery(model, 1, seed).name()})
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +148,7 @@ def figure3(model: str) -> list[Series]:
     return [
         _gibbs(model, "weight"),
         _tuned(model, "Han et al.", "magnitude", "weight"),
-        Series("IMP with rewinding", tuple(run(model, "lottery", settings={"rounds": r}) for r in ROUNDS)),
+        Series("IMP with rewinding", tuple(lottery(model, r) for r in ROUNDS)),
         Series("l1", (run(model, "l1"),), True),
         *_dropout(model, "weight"),
     ]

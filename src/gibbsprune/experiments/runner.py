@@ -14,7 +14,7 @@ import torch
 from ..data.arrays import Arrays
 from ..training import checkpoint
 from ..training.environment import describe_environment
-from ..training.finished import Finished, save_finished
+from ..training.finished import save_finished
 from ..training.fleet import Fleet
 from ..training.folder import RunFolder
 from ..training.interrupt import Interrupt
@@ -162,5 +162,4 @@ def _keep(fleet: Fleet, folder: Place, names: Collection[str] | None) -> None:
         if names is None or spec.name() in names:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
-            masks = fleet.final[k] if fleet.final is not None else {}
-            save_finished(folder / f"{spec.name()}.safetensors", Finished(spec, fleet.model(k).state_dict(), masks))
+            save_finished(folder / f"{spec.name()}.safetensors", fleet.finished(k))

@@ -62,6 +62,8 @@ class Method:
     settings: ClassVar[dict[str, Setting]] = {}
     #: The final mask: the one the layers hold, the converged mask x_cvg of the weights, or one more draw of the rule.
     ends_with: ClassVar[Literal["held", "converged", "drawn"]] = "held"
+    #: Names of the states of the network that are put aside on the way, and kept with the finished run.
+    keeps: ClassVar[tuple[str, ...]] = ()
     #: Whether a mask may be asked for at all.
     prunes: ClassVar[bool] = True
 
@@ -97,7 +99,7 @@ class Method:
         return 0.0
 
     def save_at(self, spec: RunSpec, steps: int) -> int | None:
-        """After how many steps the run's values are put aside, of ``steps`` in its first phase."""
+        """After how many steps, of ``steps`` in its first phase, the first of what the run ``keeps`` is put aside."""
         return None
 
     def begin_phase(self, run: Replica, phase: int) -> None:

@@ -102,9 +102,10 @@ class Engine:
         self.step = Step(self._step, device, self.mask_streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
-        self.saved: list[dict[str, Tensor]] = [
-            cloned(self.run_state(k)) if at is not None else {} for k, at in enumerate(self.save_at)
-        ]
+        self.saved: list[dict[str, Tensor]] = [{} for _ in specs]
+        for k, spec in enumerate(specs):
+            for what in spec.how.keeps:
+                self.put_aside(k, what)
         self.done, self.entered = 0, -1
 
     def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
@@ -123,7 +124,11 @@ class Engine:
             if at == self.done:
                 self.step.join()
                 self.ranks.average_(self.buffers().values())
-                self.saved[k] = cloned(self.run_state(k))
+                self.put_aside(k, self.specs[k].how.keeps[0])
+
+    def put_aside(self, k: int, what: str) -> None:
+        """Keeps a copy of run k's values as they are now."""
+        self.saved[k].update({f"{what}/{name}": value.clone() for name, value in self.run_state(k).items()})
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -20,17 +20,22 @@ from .spec import RunSpec
 
 @dataclass(frozen=True)
 class Finished:
-    """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run."""
+    """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
+
+    ``kept`` are states from its way (:attr:`gibbsprune.methods.Method.keeps`), as ``what/name``.
+    """
 
     spec: RunSpec
     model: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def save_finished(path: Place, finished: Finished) -> None:
     """One small file of a finished run."""
     tensors = {f"model/{name}": tensor for name, tensor in finished.model.items()}
     tensors |= {f"mask/{name}": mask for name, mask in finished.masks.items()}
+    tensors |= {f"kept/{name}": tensor for name, tensor in finished.kept.items()}
     save_tensors(path, tensors, {"run": json.dumps(finished.spec.as_dict())})
 
 
@@ -51,8 +56,10 @@ def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Place | Non
             f"the run {folder.path} is not finished; continue it with: gibbsprune train --resume {folder.path}"
         )
     spec, where = _run_inside(folder, path.name) if inside else _run_of_seed(folder, seed)
-    masks = where / "masks.safetensors"
-    return Finished(spec, _tensors(where / "model.safetensors"), _tensors(masks) if masks.exists() else {})
+    masks, kept = (
+        _tensors(file) if (file := where / f"{name}.safetensors").exists() else {} for name in ("masks", "kept")
+    )
+    return Finished(spec, _tensors(where / "model.safetensors"), masks, kept)
 
 
 def _run_of_seed(folder: RunFolder, seed: int) -> tuple[RunSpec, Path]:
@@ -89,11 +96,11 @@ def _read_file(path: Place) -> Finished:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} is not the file of a finished run: {error}") from None
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "mask": {}}
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "mask": {}, "kept": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         parts[kind][rest] = tensor
-    return Finished(spec, parts["model"], parts["mask"])
+    return Finished(spec, parts["model"], parts["mask"], parts["kept"])
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

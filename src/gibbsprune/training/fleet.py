@@ -157,6 +157,13 @@ class Fleet:
         engine, i = self.home[k]
         return {name: view.clone() for (name, run, _), view in zip(engine.sites, engine.mask_views()) if run == i}
 
+    def finished(self, k: int) -> Finished:
+        """Run k as others may start from it."""
+        engine, i = self.home[k]
+        masks = self.final[k] if self.final is not None else {}
+        kept = {name: value.cpu() for name, value in engine.saved[i].items()}
+        return Finished(self.specs[k], self.model(k).state_dict(), masks, kept)
+
     def plan(self) -> list[dict[str, Any]]:
         """What will be pruned: the layers of every run, those of a run that prunes nothing left out."""
         rows = []

@@ -44,9 +44,10 @@ def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, A
     for k, (run, spec, result) in enumerate(zip(folder.runs, folder.specs, results)):
         result.update(seconds=round(seconds, 1), epochs=spec.total_epochs, name=spec.name())
         about = {"run": json.dumps(spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
-        save_tensors(run / "model.safetensors", fleet.model(k).state_dict(), about)
-        if fleet.final is not None and fleet.final[k]:
-            save_tensors(run / "masks.safetensors", fleet.final[k], about)
+        done = fleet.finished(k)
+        for name, tensors in (("model", done.model), ("masks", done.masks), ("kept", done.kept)):
+            if tensors:
+                save_tensors(run / f"{name}.safetensors", dict(tensors), about)
     write_summary(folder, results)
     for run, result in zip(folder.runs, results):
         write_atomic(run / "result.json", dump(result))

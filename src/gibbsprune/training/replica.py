@@ -59,13 +59,21 @@ class Replica:
             value.copy_(source.model[name])
         self.engine.optimizer.forget(self.k)
 
+    def put_aside(self, what: str) -> None:
+        """Keeps the run's values as they are now under that name."""
+        self.engine.put_aside(self.k, what)
+
     @torch.no_grad()
-    def rewind(self) -> None:
+    def put_back(self, what: str) -> None:
         """Puts back the values that were put aside, and starts the optimiser anew."""
         saved = self.engine.saved[self.k]
         for name, value in self.values().items():
-            value.copy_(saved[name])
+            value.copy_(saved[f"{what}/{name}"])
         self.engine.optimizer.forget(self.k)
+
+    def keep(self, kept: Mapping[str, Tensor]) -> None:
+        """Takes over what another run has put aside."""
+        self.engine.saved[self.k] = {name: value.to(self.engine.device) for name, value in kept.items()}
 
     def model(self) -> nn.Module:
         """A copy of the run's network as it is, masks burnt in, on the run's device."""

@@ -194,6 +194,7 @@ def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
 
 def _files(folder: RunFolder) -> str:
     inside = "" if len(folder.runs) == 1 else f"{folder.runs[0].name}/"
+    kept = (folder.runs[0] / "kept.safetensors").exists()
     return "\n".join(
         [
             "- `run.json`: everything the run was told, with versions and hardware",
@@ -201,5 +202,6 @@ def _files(folder: RunFolder) -> str:
             f"- `{inside}result.json`: the final figures, layer by layer",
             f"- `{inside}model.safetensors`: the trained weights, pruned ones zero",
             f"- `{inside}masks.safetensors`: which weights are kept (dense runs have none)",
+            *([f"- `{inside}kept.safetensors`: states from the way, for runs that start from this one"] * kept),
         ]
     )
