@@ -17,6 +17,7 @@ from gibbsprune.experiments.pace import Pace
 from gibbsprune.experiments.paper import Cell
 from gibbsprune.experiments.suite import Choice
 from gibbsprune.training import checkpoint
+from gibbsprune.training.places import place
 
 CELLS = paper.cells()
 H200 = Pace("NVIDIA H200")
@@ -175,6 +176,22 @@ def test_the_most_important_cells_that_fit_are_taken(places):
     few = [len(fleet.specs) for fleet in planner.plan(state, places[1], H200, 600.0, at_most=3)]
     assert few[:2] == [3, 3]
     assert max(few) == 3
+
+
+def test_a_run_without_company_works_beside_longer_ones():
+    short = [paper.run("resnet20", seed=seed) for seed in (0, 1)]
+    alone, longer = paper.run("resnet20", stretch=2), [paper.run("resnet20", stretch=4, seed=seed) for seed in range(3)]
+    cells = [paper.Cell(spec, 1) for spec in (alone, *longer, *short)]
+    state = planner.Survey(ready=cells, queue=cells)
+    work = place("w")
+    (fleet,) = planner.plan(state, work, H200)
+    assert list(fleet.specs) == [*longer, alone, *short]
+    enough = H200.seconds([alone])
+    fleets = planner.plan(state, work, H200, budget=enough)
+    assert [list(fleet.specs) for fleet in fleets] == [[alone]], "the first comes first where not all fit"
+    assert list(planner.plan(state, work, H200, at_most=2)[0].specs) == [longer[0], alone]
+    many = planner.Survey(ready=cells[4:], queue=[*cells[4:], *cells[:4]])
+    assert set(planner.plan(many, work, H200)[0].specs) == set(short), "those with company do not wait for longer ones"
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------

@@ -131,6 +131,8 @@ def plan(
         if not ready:
             break
         group = _group(ready, at_most)
+        if pace.seconds(group) > budget and not leave_unfinished:
+            group = [spec for spec in group if spec.own_epochs <= ready[0].own_epochs]
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
         if not fitting and not (leave_unfinished and budget > USEFUL * pace.start):
             left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
@@ -145,10 +147,17 @@ def plan(
 
 
 def _group(ready: Sequence[RunSpec], at_most: int) -> list[RunSpec]:
-    """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them."""
-    first = ready[0]
-    alike = [spec for spec in ready if kind(spec) == kind(first) and spec.own_epochs <= first.own_epochs]
-    return sorted(alike, key=lambda spec: -spec.own_epochs)[:at_most]
+    """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them.
+
+    A run that nothing equals in length, and that alone would leave most of a GPU idle, works beside longer ones.
+    """
+    first, longest = ready[0], ready[0].own_epochs
+    alike = [spec for spec in ready[1:] if kind(spec) == kind(first)]
+    if all(spec.own_epochs != longest for spec in alike):
+        longest = max((spec.own_epochs for spec in alike), default=longest)
+    others = [spec for spec in alike if spec.own_epochs <= max(longest, first.own_epochs)]
+    chosen = [first, *sorted(others, key=lambda spec: -spec.own_epochs)[: at_most - 1]]
+    return sorted(chosen, key=lambda spec: -spec.own_epochs)
 
 
 def kind(spec: RunSpec) -> tuple[object, ...]:
