@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,12 +31,13 @@ def place(monkeypatch, tmp_path):
 
 
 HELP = """\
-usage: gibbsprune [-h] COMMAND ...
+usage: gibbsprune [-h] [--version] COMMAND ...
 
 Train a network and prune it at the same time, with masks from an annealed Gibbs law.
 
 options:
   -h, --help  show this help message and exit
+  --version   show program's version number and exit
 
 commands:
   COMMAND
@@ -81,6 +84,14 @@ time        about 0:00: 5 epochs of 3 steps,
 def test_without_arguments_it_prints_help(capsys):
     assert main([]) == 0
     assert capsys.readouterr().out == HELP
+
+
+def test_the_version_is_the_package_s(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert capsys.readouterr().out == "gibbsprune {}\n".format(*re.findall('^version = "(.+)"$', project, re.MULTILINE))
 
 
 def test_help_of_train_names_every_option(capsys):

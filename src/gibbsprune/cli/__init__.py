@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from gibbsprune import __version__
 from gibbsprune.cli.launch import several, speaks, wait_for_the_speaker
 from gibbsprune.errors import UserError
 
@@ -50,6 +51,7 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"gibbsprune {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for module in (train, compare, demo, export, profile, data, describe, suite, report):
         module.add_parser(commands)

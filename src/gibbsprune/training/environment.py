@@ -8,13 +8,13 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gibbsprune import __version__
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
 
@@ -52,11 +52,7 @@ def suitable_threads(arrays: Arrays, device: torch.device) -> Iterator[None]:
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware, as plain values."""
-    packages = {"torch": torch.__version__, "numpy": np.__version__}
-    try:
-        packages["gibbsprune"] = metadata.version("gibbsprune")
-    except metadata.PackageNotFoundError:
-        packages["gibbsprune"] = "not installed"
+    packages = {"torch": torch.__version__, "numpy": np.__version__, "gibbsprune": __version__}
     hardware: dict[str, Any] = {
         "device": str(device),
         "cpu": _cpu_name(),
