@@ -23,6 +23,7 @@ from torch import Tensor
 
 WIDEST = 64  # the taps of a row are one product while they span no more numbers than this
 PROGRAMS = 768  # among which the blocks are divided for the gradient of a table
+SHARED = 99 * 1024  # bytes of shared memory that a program may have on every GPU from Ampere on
 
 
 @triton.jit
@@ -206,12 +207,21 @@ def _grid(images: _Images, others: _Images, plan: Geometry) -> tuple[int, tuple[
     return images.data.shape[1] * down * across, sizes
 
 
+def _stages(wanted: int, numbers: int, x: Tensor) -> int:
+    """How many steps may be under way at once, each with so many numbers in shared memory."""
+    limit = SHARED
+    if x.is_cuda:
+        limit = getattr(torch.cuda.get_device_properties(x.device), "shared_memory_per_block_optin", SHARED)
+    return max(1, min(wanted, limit // (numbers * x.element_size())))
+
+
 def _map(x: Tensor, table: Tensor, plan: Geometry, height: int, width: int) -> Tensor:
     """The images that a table makes of x (K, B, H, W, C), as (B, K·outputs, height, width)."""
     y = _new(x, plan.outputs, height, width)
     images, made = _images(x), _images(_by_run(y, len(x)))
     blocks, sizes = _grid(images, made, plan)
-    size, stages = 128, 2 if plan.cols == 1 else 3
+    size = 128
+    stages = _stages(2 if plan.cols == 1 else 3, (size + plan.columns) * plan.depth, x)
     grid = (len(x), triton.cdiv(blocks, size))
     _apply[grid](images.data, table.contiguous(), y, blocks, *sizes, *plan, BLOCK=size, STAGES=stages)
     return y
@@ -255,8 +265,9 @@ def table_gradient(x: Tensor, dy: Tensor, side: int, stride: int) -> Tensor:
     splits = triton.cdiv(blocks, each)
     shape = (splits, runs, plan.rows * plan.cols, plan.depth, plan.columns)
     out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    stages = _stages(3, (group * plan.depth + plan.columns) * size, x)
     _collect[(runs, splits, groups)](
-        images.data, slopes.data, out, blocks, each, *sizes, *plan, GROUP=group, BLOCK=size, STAGES=3
+        images.data, slopes.data, out, blocks, each, *sizes, *plan, GROUP=group, BLOCK=size, STAGES=stages
     )
     return out.sum(0)
 

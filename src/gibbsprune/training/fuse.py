@@ -26,9 +26,6 @@ PLAIN = (
 )  # fmt: skip
 
 
-TRITON = find_spec("triton") is not None
-
-
 class FusedLinear(nn.Module):
     """K dense layers side by side: (B, K·inputs) → (B, K·outputs)."""
 
@@ -54,6 +51,7 @@ class FusedConv2d(nn.Conv2d):
     """
 
     runs: int
+    triton: bool  # whether there are Triton and a GPU that it suits
 
     def forward(self, x: Tensor) -> Tensor:
         square = self.in_channels == self.out_channels and self.stride == (1, 1)
@@ -64,7 +62,7 @@ class FusedConv2d(nn.Conv2d):
         return out if self.bias is None else out + self.bias[:, None, None]
 
     def _suits_triton(self, x: Tensor) -> bool:
-        if not TRITON or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        if not self.triton or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
             return False
         from .conv_triton import suits
 
@@ -160,7 +158,7 @@ def _widen(models: Sequence[nn.Module]) -> nn.Module:
     runs, wide = len(models), copy.deepcopy(models[0])
     if type(wide) is nn.Conv2d:
         wide.__class__ = FusedConv2d
-        wide.runs = runs  # type: ignore[assignment]
+        wide.runs, wide.triton = runs, _modern_gpu()  # type: ignore[assignment]
     for attribute in ("in_channels", "out_channels", "groups", "num_features", "num_groups", "num_channels"):
         if hasattr(wide, attribute):
             setattr(wide, attribute, getattr(wide, attribute) * runs)
@@ -170,6 +168,12 @@ def _widen(models: Sequence[nn.Module]) -> nn.Module:
         if buffer.dim():
             wide.register_buffer(key, torch.cat([m.get_buffer(key) for m in models]))
     return wide
+
+
+def _modern_gpu() -> bool:
+    """Looked at once: a compiled network cannot ask."""
+    found = find_spec("triton") is not None and torch.cuda.is_available()
+    return found and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _check_coverage(fused: nn.Module, runs: int) -> None:
