@@ -16,6 +16,7 @@ ORDER = [
     "schedules",
     "hamiltonians",
     "samplers",
+    "lanes",
     "law",
     "masking",
     "holding",
