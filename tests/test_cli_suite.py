@@ -123,10 +123,14 @@ def test_workers_train_side_by_side(capfd, tmp_path):
         ("run paper --at-most 0", "--at-most must be at least 1, but 0 was given"),
         ("run paper --export-limit 0", "--export-limit must be at least 1, but 0 was given"),
         ("import paper nowhere", "nowhere holds no whole state of a suite"),
+        ("run rehearsal --results file/r", "cannot write file/r: Not a directory"),
+        ("run rehearsal --work file/w", "file/w/pace.json cannot be read"),
+        ("list rehearsal --arch vgg", "unknown arch 'vgg'; it must be one of resnet8"),
         ("fleet nowhere --results r", "nowhere/cells.json cannot be read"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(capsys, line, sentence):
+def test_mistakes_are_told_in_one_sentence(capsys, line, sentence, tmp_path):
+    (tmp_path / "file").write_text("in the way")
     assert main(["suite", *line.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"gibbsprune: {sentence}")
