@@ -102,6 +102,15 @@ def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     assert said(capsys, "run tiny --results r --work w")[-1] == "nothing is missing"
 
 
+def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
+    def stopped(*orders, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drive, "run", stopped)
+    assert main(["suite", "run", "tiny"]) == 130
+    assert capsys.readouterr().out == "stopped; the same gibbsprune suite command continues it\n"
+
+
 @pytest.mark.slow
 def test_workers_train_side_by_side(capfd, tmp_path):
     line = "suite run tiny --step 2 --workers 2 --at-most 1 --revision r7 --budget 1h"
