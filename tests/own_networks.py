@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -90,3 +92,41 @@ class Normless(nn.Module):
 
 def normless(classes: int, channels: int) -> nn.Module:
     return Normless(classes, channels)
+
+
+class Answering(nn.Module):
+    """Answers with what a function makes of a perceptron's logits."""
+
+    def __init__(self, answer: Callable[[nn.Module, Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.answer = perceptron(10), answer
+
+    def forward(self, x: Tensor) -> object:
+        return self.answer(self, self.inner(x))
+
+
+def a_tuple() -> nn.Module:
+    return Answering(lambda network, logits: (logits, logits))
+
+
+def a_tuple_in_training() -> nn.Module:
+    return Answering(lambda network, logits: (logits, logits) if network.training else logits)
+
+
+def its_choice() -> nn.Module:
+    return Answering(lambda network, logits: logits.argmax(1))
+
+
+def seven_classes() -> nn.Module:
+    return perceptron(7)
+
+
+def three_channels() -> nn.Module:
+    return one_convolution(10, 3)
+
+
+SHARED = perceptron(10)
+
+
+def always_the_same() -> nn.Module:
+    return nn.Sequential(SHARED)

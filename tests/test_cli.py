@@ -236,6 +236,11 @@ def test_include_and_exclude_reach_the_run():
         ("train --resume nowhere", "nowhere holds no run (it has no run.json)"),
         ("train --resume r --lr 0.1", "--resume continues a run as it was started; leave out --lr"),
         ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
+        ("train --resume r --seed 0", "--resume continues a run as it was started; leave out --seed"),
+        ("train --coupling nan", "--coupling: must be a number, but 'nan' was given"),
+        ("train --method dense --sparsity 0.5", "--sparsity is for methods that prune, not for 'dense'"),
+        ("train --method dense --structure kernel", "--structure is for methods that prune, not for 'dense'"),
+        ("train --data=", "--data has an empty value; give it one, or leave it out"),
         ("data get mnist", "unknown data set 'mnist'; cifar10 can be fetched, digits needs no download"),
         ("describe resnet21", "resnet21"),
     ],
@@ -248,6 +253,15 @@ def test_mistakes_are_one_sentence_and_status_two(capsys, arguments, sentence):
     assert printed.err.count("\n") == 1
     assert "Traceback" not in printed.err
     assert not os.path.exists("runs")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["report", ""]]
+)
+def test_an_empty_word_is_not_a_value(capsys, arguments):
+    assert main(arguments) == 2
+    told = arguments[-2] if arguments[-2].startswith("--") else "an argument"
+    assert capsys.readouterr().err == f"gibbsprune: {told} has an empty value; give it one, or leave it out\n"
 
 
 def test_output_that_cannot_be_written_is_one_sentence(capsys):

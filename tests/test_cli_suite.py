@@ -102,6 +102,15 @@ def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     assert said(capsys, "run tiny --results r --work w")[-1] == "nothing is missing"
 
 
+def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
+    def stopped(*orders, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drive, "run", stopped)
+    assert main(["suite", "run", "tiny"]) == 130
+    assert capsys.readouterr().out == "stopped; the same gibbsprune suite command continues it\n"
+
+
 @pytest.mark.slow
 def test_workers_train_side_by_side(capfd, tmp_path):
     line = "suite run tiny --step 2 --workers 2 --at-most 1 --revision r7 --budget 1h"
@@ -123,10 +132,14 @@ def test_workers_train_side_by_side(capfd, tmp_path):
         ("run paper --at-most 0", "--at-most must be at least 1, but 0 was given"),
         ("run paper --export-limit 0", "--export-limit must be at least 1, but 0 was given"),
         ("import paper nowhere", "nowhere holds no whole state of a suite"),
+        ("run rehearsal --results file/r", "cannot write file/r: Not a directory"),
+        ("run rehearsal --work file/w", "file/w/pace.json cannot be read"),
+        ("list rehearsal --arch vgg", "unknown arch 'vgg'; it must be one of resnet8"),
         ("fleet nowhere --results r", "nowhere/cells.json cannot be read"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(capsys, line, sentence):
+def test_mistakes_are_told_in_one_sentence(capsys, line, sentence, tmp_path):
+    (tmp_path / "file").write_text("in the way")
     assert main(["suite", *line.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"gibbsprune: {sentence}")

@@ -62,7 +62,8 @@ def test_cells_are_chosen_by_what_they_are():
         ({"method": "magic"}, "unknown method 'magic'; it must be one of gibbs, "),
         ({"recipe": "x"}, "unknown recipe 'x'; it must be one of paper, modern, digits"),
         ({"max_stretch": 0}, "max-stretch is 0; it must be a whole number from 1"),
-        ({"arch": "vgg"}, "no cell of the suite is like that"),
+        ({"arch": "vgg"}, "unknown arch 'vgg'; it must be one of resnet20, resnet56"),
+        ({"seed": [77]}, "no cell of the suite is like that"),
     ],
 )
 def test_choices_that_do_not_exist_are_refused(choice, sentence):

@@ -291,6 +291,8 @@ def test_runs_that_cannot_be_started_from_are_one_sentence(place, tmp_path, monk
         "method 'magnitude' would start from a dense method_bench:tiny on …/few.npz of 2 epochs, but …/dense is a "
         "dense method_bench:small on …/few.npz of 2 epochs"
     )
+    lr = ["--method", "magnitude", "--from", str(place / "dense"), "--lr", "0.5"]
+    assert refused(place, capsys, *lr).startswith("…/dense was trained with lr 0.")
     thinet = ["--method", "thinet", "--structure", "filter", "--from", str(place / "dense"), "--epochs", "3"]
     assert "of 3 epochs, but …/dense is a dense method_bench:small on …/few.npz of 2" in refused(place, capsys, *thinet)
     assert refused(place, capsys, "--method", "reinit", "--from", str(place / "dense")) == (

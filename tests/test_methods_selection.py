@@ -191,6 +191,25 @@ def test_gradual_renews_its_mask_before_every_epoch_until_it_is_reached():
     assert len(kept(run)) == kept_count(0.8, 20)
 
 
+def test_gradual_is_stretched():
+    """Half of four epochs, each twice: the four epochs of the ramp above."""
+    recipe = spec("dense").recipe.replace(epochs=4)
+    run = replica("gradual", weight=ORDERED, sparsity=0.8, recipe=recipe, stretch=2, settings={"until": 0.5})
+    for epoch, sparsity in enumerate([0.4625, 0.7, 0.7875, 0.8]):
+        METHODS["gradual"].begin_epoch(run, epoch)
+        assert len(kept(run)) == kept_count(sparsity, 20)
+
+
+def test_beta_is_stretched():
+    """Every β lasts as many epochs as the stretch says."""
+    recipe = spec("dense").recipe.replace(epochs=4, anneal_epochs=3)
+    how, (plain, slow) = METHODS["gibbs"], [spec("gibbs", recipe=recipe, stretch=stretch) for stretch in (1, 3)]
+    sites = list(replica("gibbs").sites.values())
+    betas = [how.level(plain, sites)(epoch) for epoch in range(4)]
+    assert betas == sorted(set(betas))
+    assert [how.level(slow, sites)(epoch) for epoch in range(12)] == [beta for beta in betas for _ in range(3)]
+
+
 @pytest.mark.parametrize(("structure", "stay"), [("kernel", [0, 2, 3, 6, 7]), ("filter", [0, 1])])
 def test_gradual_removes_kernels_and_filters_of_small_squares(structure, stay):
     run = replica("gradual", structure, SHAPED, sparsity=0.5, settings={"until": 0.1})

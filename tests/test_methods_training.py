@@ -233,6 +233,7 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
         ({"seed": 1}, "would start from a lottery .* seed 1, .* is a lottery .* seed 0"),
         ({"settings": {"rewind_step": 5}}, "rewound to step 5, but .* rewound to step 4"),
         ({"recipe": RECIPE.replace(epochs=3)}, "of 3 epochs a round"),
+        ({"recipe": RECIPE.replace(lr=0.5)}, "was trained with lr 0.02, but this run's recipe has 0.5"),
     ],
 )
 def test_a_lottery_does_not_start_from_another_training(digits, tmp_path, changes, said):

@@ -26,7 +26,7 @@ def seeded(classes, generator):
     return layer
 def needy(classes, width, /, depth): return nn.Identity()
 def number(): return 7
-def broken(classes): raise RuntimeError("no luck")
+def broken(classes): raise RuntimeError("no luck\\nand more of it")
 constant = 3
 """
 
@@ -81,11 +81,11 @@ def test_the_global_generator_is_put_back() -> None:
         ("wrong:f", "importing wrong failed .*ZeroDivisionError"),
         ("mynets:absent", "the module mynets has no function 'absent'"),
         ("mynets:constant", "the module mynets has no function 'constant'"),
-        ("mynets:", "the module mynets has no function ''"),
-        (":f", "importing"),
+        ("mynets:", "'mynets:' lacks its module or its function; give package.module:function"),
+        (":f", "':f' lacks its module or its function"),
         ("mynets:needy", "needs classes, width, depth; only classes, channels, generator can be passed"),
         ("mynets:number", r"returned a int; it must return a torch\.nn\.Module"),
-        ("mynets:broken", r"mynets:broken failed \(RuntimeError: no luck\)"),
+        ("mynets:broken", r"mynets:broken failed \(RuntimeError: no luck\)\.$"),
     ],
 )
 def test_mistakes_are_named(name: str, sentence: str) -> None:

@@ -269,6 +269,13 @@ def test_mistakes_are_told(tmp_path, capsys):
         report.write(tmp_path, tmp_path / "out")
 
 
+def test_a_place_that_cannot_be_written_is_told(tmp_path, capsys):
+    store.write(tmp_path / "results", SQUARE[0], fake_results.result(SQUARE[0]))
+    (tmp_path / "file").write_text("in the way")
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "file" / "r"), "--no-docs"]) == 2
+    assert capsys.readouterr().err.startswith(f"gibbsprune: cannot write {tmp_path / 'file' / 'r'}: Not a directory")
+
+
 def test_the_documentation_is_what_the_results_say():
     """After new results: gibbsprune report results/paper --out report."""
     root = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import pytest
 
 import browser
 import fake_results
-from gibbsprune.experiments import paper
+from gibbsprune.experiments import paper, store, suite
 from gibbsprune.experiments.report import groups, page
 
 CELLS = len(paper.cells())
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(PATH is None, reason="needs Chromium")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The page of a complete suite, and of one with a single result."""
+    """The page of a complete suite, of one with a single result, and of another suite."""
     folder = tmp_path_factory.mktemp("page")
     fake_results.write_all(folder / "paper")
     (folder / "full.html").write_text(page.page_text(groups.load(folder / "paper"), folder / "paper"))
@@ -26,6 +26,9 @@ def made(tmp_path_factory):
     name = "cifar10-resnet20-gibbs-weight-square-0.9-s0.json"
     (folder / "few" / name).write_bytes((folder / "paper" / name).read_bytes())
     (folder / "few.html").write_text(page.page_text(groups.load(folder / "few"), folder / "few"))
+    for spec in (cell.spec for cell in suite.rehearsal()):
+        store.write(folder / "other", spec, fake_results.result(spec))
+    (folder / "other.html").write_text(page.page_text(groups.load(folder / "other"), folder / "other"))
     return folder
 
 
@@ -78,6 +81,33 @@ def test_every_choice_draws_something_of_its_own(full):
     full.choose("structure", "weight")
     assert full.evaluate("document.querySelectorAll('.mark').length") == 6
     assert full.errors == []
+
+
+def test_methods_stand_side_by_side(full):
+    """Within the plot, and each at a place of its own, so that equal accuracies do not hide one another."""
+    for width in (375, 1000):
+        full.size(width, 900)
+        full.evaluate("draw()")
+        places = full.evaluate(
+            "[...document.querySelectorAll('.mark .ring')].map((ring) => Number(ring.getAttribute('cx')))"
+        )
+        labels = full.evaluate("shown().map((c) => `${c.label} ${c.epochs} ${c.target}`)")
+        by_epochs = full.evaluate("shown().map((c) => c.epochs)")
+        methods = {(epochs, label.rsplit(" ", 2)[0]) for epochs, label in zip(by_epochs, labels)}
+        assert len({round(place, 3) for place in places}) == len(methods) > 10
+        assert min(places) > 46
+        assert max(places) < full.evaluate("document.querySelector('#plot svg').viewBox.baseVal.width") - 14
+
+
+def test_another_suite_is_shown_as_what_it_is(chromium, made):
+    chromium.open(made / "other.html")
+    header = chromium.evaluate("document.querySelector('header p').textContent")
+    assert header.startswith("digits, test accuracy")
+    assert header.endswith("4 runs, none of them a cell of the paper's.")
+    assert chromium.evaluate("document.querySelectorAll('.mark').length") == 3
+    chromium.choose("share", "usual")
+    assert "not run at the paper's sparsity; choose all" in picture(chromium)
+    assert chromium.errors == []
 
 
 def test_the_papers_numbers_can_be_hidden(full):

@@ -362,3 +362,34 @@ def test_the_real_fleet_resumes_bit_for_bit(tmp_path, monkeypatch):
     assert sum(int(mask.sum()) for mask in masks.values()) == sum(
         layer["kept"] for layer in outcome.results[1]["layers"]
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[1]", r"r was written in format None; this version reads format 1"),
+        ('{"format": 1}', r"run\.json has been changed and tells of no run any more"),
+        ('{"format": 1, "runs": 3}', r"run\.json has been changed"),
+        ('{"format": 1, "runs": [{"sparsity": 7}]}', r"sparsity is the fraction removed .* but 7 was given"),
+        ('{"format"', r"run\.json cannot be read"),
+    ],
+)
+def test_a_changed_record_is_told_in_a_sentence(tmp_path, content, sentence):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        RunFolder.open(tmp_path / "r")
+
+
+def test_a_folder_with_anything_in_it_can_be_resumed(tmp_path, monkeypatch):
+    """However early a fleet is killed: what it writes first is what resuming needs."""
+
+    def killed(folder):
+        folder.unlock()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "_make_runs", killed)
+    with pytest.raises(KeyboardInterrupt):
+        RunFolder.create(tmp_path / "r", [SPEC, SPEC.replace(seed=1)], {})
+    monkeypatch.undo()
+    assert [one.seed for one in RunFolder.open(tmp_path / "r").specs] == [0, 1]

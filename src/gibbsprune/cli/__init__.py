@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments:
             parser.print_help()
             return 0
+        if empty := _empty(arguments):
+            raise UserError(f"{empty} has an empty value; give it one, or leave it out")
         options, unknown = parser.parse_known_args(arguments)
         if unknown:
             raise UserError(_unknown(unknown[0], getattr(options, "parser", parser)))
@@ -86,6 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _empty(arguments: Sequence[str]) -> str | None:
+    """The first argument whose value is an empty word, such as one from a variable of the shell that is not set."""
+    for before, argument in zip(["", *arguments], arguments):
+        if not argument.strip():
+            return before if before.startswith("--") else "an argument"
+        if argument.startswith("--") and argument.endswith("="):
+            return argument.removesuffix("=")
+    return None
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:

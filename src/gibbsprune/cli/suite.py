@@ -160,6 +160,9 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         drive.run(chosen, everything, orders, leave, say=lambda text: print(text, flush=True))
+    except KeyboardInterrupt:
+        print("stopped; the same gibbsprune suite command continues it", flush=True)
+        raise
     finally:
         leave()
     return 0

@@ -166,6 +166,9 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
     for name in ("hamiltonian", "coupling", "sampler"):
         if name in fields and method != "gibbs":
             raise UserError(f"--{name} is for method 'gibbs', not for {method!r}")
+    for name in ("structure", "sparsity", "include", "exclude"):
+        if name in fields and method == "dense":
+            raise UserError(f"--{name} is for methods that prune, not for 'dense'")
     settings = setting_values(options)
     return [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
 
@@ -174,7 +177,7 @@ def _resume(options: argparse.Namespace) -> int:
     """Continue a run as it was started; only the device may change."""
     free = ("resume", "device", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
-        if name not in free and value not in (None, False):
+        if name not in free and value is not None and value is not False:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
             flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")

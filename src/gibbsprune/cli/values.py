@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 
 from gibbsprune.methods import METHODS
@@ -14,9 +15,12 @@ _NOT_OPTIONS = ("name", "epochs")
 
 def number(text: str) -> float:
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, but {text!r} was given") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"must be a number, but {text!r} was given")
+    return found
 
 
 def whole(text: str) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import UserError
 from ..training import checkpoint
-from ..training.checkpoint import write_atomic
+from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place, files, remove_folder
 from . import pace, planner, store, suite
 from .paper import Cell
@@ -35,7 +35,7 @@ def pack(
     say: Callable[[str], object] = print,
 ) -> list[Path]:
     """Writes the state into ``out`` as parts of at most ``part`` bytes; what does not fit into ``total`` is named."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for group in _groups(everything, results, work):
@@ -93,7 +93,7 @@ def unpack(source: Path, results: Place, work: Place) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces)), mode="r:gz") as archive:
         for member in archive:
             target = _target(member, results, work)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             file = archive.extractfile(member)
             assert file is not None
             write_atomic(target, file.read())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
+from ..training.checkpoint import make_folder
 from ..training.environment import resolve_device
 from ..training.progress import clock
 from ..training.spec import RunSpec
@@ -47,6 +48,7 @@ def run(
     if not names:
         say("nothing is missing")
         return state
+    make_folder(orders.results)  # an unwritable one is told now, not after the first fleet
     arrays = prepare(data.load(names.pop()))
     keep = suite.sources(suite.with_follow_ups(everything, orders.results))
     engine = engine_of(orders, arrays, keep, say)

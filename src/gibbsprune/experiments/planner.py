@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..errors import UserError
 from ..training import checkpoint
-from ..training.checkpoint import write_atomic
+from ..training.checkpoint import make_folder, write_atomic
 from ..training.fleet import SHARED
 from ..training.places import Place, files
 from ..training.spec import RunSpec
@@ -173,7 +173,7 @@ def fleet_key(specs: Sequence[RunSpec]) -> str:
 
 def begin(folder: Place, specs: Sequence[RunSpec]) -> None:
     """Notes a fleet's cells in its folder, so that it is continued with the same ones."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if not (folder / CELLS).exists():
         write_atomic(folder / CELLS, json.dumps([spec.as_dict() for spec in specs], indent=1) + "\n")
 

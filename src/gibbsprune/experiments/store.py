@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import UserError
-from ..training.checkpoint import write_atomic
+from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place, files
 from ..training.spec import RunSpec
 
 VERSION = 1
+#: What to do about a result that is no longer what was written.
+AGAIN = "remove it, and gibbsprune suite run makes it anew"
 FIELDS = {
     "version": int, "name": str, "spec": dict, "accuracy": float, "accuracy_converged": float,
     "accuracy_recalibrated": float, "loss": float, "agreement": float, "sparsity": float, "parameters": int,
@@ -31,7 +33,7 @@ def write(folder: Place, spec: RunSpec, result: dict[str, Any]) -> Place:
     """Writes a cell's result, checked first."""
     record = {"version": VERSION, "name": spec.name(), "spec": spec.as_dict(), **result}
     check(record)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     target = path(folder, spec)
     write_atomic(target, json.dumps(record, indent=1) + "\n")
     return target
@@ -42,10 +44,14 @@ def read(file: Place) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{file.name} cannot be read: {error}") from None
-    check(record)
-    if RunSpec.from_dict(record["spec"]).name() != record["name"] or file.stem != record["name"]:
-        raise UserError(f"{file.name} does not hold the cell that its name says")
+        raise UserError(f"{file.name} cannot be read: {error}; {AGAIN}") from None
+    try:
+        check(record)
+        cell = RunSpec.from_dict(record["spec"]).name()
+    except UserError as error:
+        raise UserError(f"{file.name}: {error}; {AGAIN}") from None
+    if cell != record["name"] or file.stem != record["name"]:
+        raise UserError(f"{file.name} does not hold the cell that its name says; {AGAIN}")
     return record
 
 

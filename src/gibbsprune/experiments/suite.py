@@ -74,6 +74,8 @@ class Choice:
 
     def of(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells that are wanted; none at all is a mistake."""
+        cells = list(cells)
+        _one_of("arch", self.arch, dict.fromkeys(cell.spec.model for cell in cells))
         found = [cell for cell in cells if self.takes(cell)]
         if not found:
             raise UserError("no cell of the suite is like that; see gibbsprune suite list")

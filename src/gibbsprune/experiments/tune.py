@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..training.checkpoint import write_atomic
+from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 from . import drive, store
@@ -97,7 +97,7 @@ def write(trial: Trial, results: Place, out: Path) -> None:
         "choice": {"-".join(pair): choice(rows, pair) for pair in trial.pairs()}, "evidence": rows,
         "environment": first["environment"], "revision": first["revision"],
     }  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_atomic(out, json.dumps(record, indent=1) + "\n")
 
 

@@ -26,6 +26,21 @@ SOURCE = Setting(optional(text()), "start from this finished dense run instead o
                  lambda spec: None, "from.")  # fmt: skip
 
 
+#: Fields of a recipe that say nothing about a training without drawn masks.
+UNUSED = ("name", "anneal", "beta_start", "beta_end", "anneal_epochs")
+
+
+def check_recipe(spec: RunSpec, other: RunSpec) -> None:
+    """Refuses a finished run that was trained by another recipe than the one that starts from it."""
+    mine, theirs = spec.recipe.as_dict(), other.recipe.as_dict()
+    for field in mine:
+        if field not in UNUSED and mine[field] != theirs[field]:
+            raise UserError(
+                f"{spec.setting('from')} was trained with {field} {theirs[field]}, but this run's recipe has "
+                f"{mine[field]}: give both the same"
+            )
+
+
 class AfterTraining(Method):
     """Training, or nothing with ``from``, then the phases of :meth:`tunes`, before each of which is pruned."""
 
@@ -43,6 +58,7 @@ class AfterTraining(Method):
         found = f"{other.method} {other.model} on {other.data} of {other.total_epochs} epochs"
         if found != mine:
             raise UserError(f"method {spec.method!r} would start from a {mine}, but {named} is a {found}")
+        check_recipe(spec, other)
 
     def begin_phase(self, run: Replica, phase: int) -> None:
         if phase:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..fields import optional, text, whole
 from ..law import Site
+from .after_training import check_recipe
 from .magnitude import largest
 from .method import Method, Phase, Setting, training
 
@@ -50,6 +51,7 @@ class Lottery(Method):
         mine, other = _beginning(spec), _beginning(source.spec)
         if mine != other:
             raise UserError(f"method 'lottery' would start from {mine}, but {spec.setting('from')} is {other}")
+        check_recipe(spec, source.spec)
         if not source.kept:
             raise UserError(f"{spec.setting('from')} holds the end of its training alone, not the first round's")
 

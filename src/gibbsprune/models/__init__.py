@@ -17,7 +17,7 @@ from gibbsprune.errors import UserError
 from gibbsprune.models.describe import describe, describe_table
 from gibbsprune.models.resnet import ResNet, resnet
 
-__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet"]
+__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet", "told"]
 
 NAMES = tuple(f"resnet{depth}" for depth in (8, 14, 20, 26, 32, 44, 56, 110))
 
@@ -34,6 +34,8 @@ def build(name: str, classes: int, channels: int, generator: torch.Generator | N
         return resnet(int(match[1]), classes, channels, generator)
     if ":" not in name:
         raise UserError(f"The network '{name}' is unknown; allowed are {', '.join(NAMES)}, or package.module:function.")
+    if not all(name.split(":")[:2]):
+        raise UserError(f"The network '{name}' lacks its module or its function; give package.module:function.")
     function = _find(name)
     arguments = _accepted(name, function, {"classes": classes, "channels": channels, "generator": generator})
     if generator is None or "generator" in arguments:
@@ -59,7 +61,7 @@ def _find(name: str) -> Callable[..., Any]:
             raise UserError(f"{name}: there is no module {error.name}; looked in {os.getcwd()} too.") from None
         raise UserError(f"{name}: importing {module_name} failed ({error}).") from error
     except Exception as error:
-        raise UserError(f"{name}: importing {module_name} failed ({type(error).__name__}: {error}).") from error
+        raise UserError(f"{name}: importing {module_name} failed ({told(error)}).") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{name}: the module {module_name} has no function '{function_name}'.")
@@ -89,4 +91,10 @@ def _call(name: str, function: Callable[..., Any], arguments: dict[str, Any]) ->
     try:
         return function(**arguments)
     except Exception as error:
-        raise UserError(f"{name} failed ({type(error).__name__}: {error}).") from error
+        raise UserError(f"{name} failed ({told(error)}).") from error
+
+
+def told(error: Exception) -> str:
+    """A mistake in a user's code in one line: its kind and the first line of what it says."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

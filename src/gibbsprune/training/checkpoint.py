@@ -74,6 +74,14 @@ def unwritable(path: str | os.PathLike[str] | Remote, error: OSError) -> WriteEr
     return WriteError(f"cannot write {path}: {reason}; what was saved before is untouched")
 
 
+def make_folder(folder: Place) -> None:
+    """Make a folder and those above it; where that cannot be, a :class:`WriteError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def clean(folder: str | os.PathLike[str]) -> None:
     """Remove the temporary files that a killed process left in ``folder``."""
     for leftover in Path(folder).glob(".*.tmp"):
@@ -87,10 +95,7 @@ def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, A
     Older checkpoints go only when the new one is safely on the disk; the newest ``keep`` stay.
     """
     folder = place(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    make_folder(folder)
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getvalue()

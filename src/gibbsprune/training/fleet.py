@@ -22,7 +22,7 @@ from ..threshold import kept_count
 from .engine import Engine, cloned
 from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
-from .network import new_model
+from .network import check_network, new_model
 from .places import Place
 from .ranks import ALONE, Ranks
 from .spec import RunSpec
@@ -59,6 +59,8 @@ class Fleet:
             raise UserError("a fleet needs at least one run")
         self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
         _check_shared(self.specs)
+        if ":" in specs[0].model:
+            check_network(specs[0], arrays)
         self.epoch, self.epochs = 0, max(spec.own_epochs for spec in self.specs)
         fused = len(specs) > 1 and _fusable(self.specs, arrays)
         groups: dict[int, list[int]] = {}
@@ -169,7 +171,9 @@ class Fleet:
         rows = []
         for spec, (engine, i) in zip(self.specs, self.home.values()):
             for name, site in engine.names[i].items():
-                kind = type(engine.model.get_submodule(name)).__name__.removeprefix("Parametrized")
+                kind = (
+                    type(engine.model.get_submodule(name)).__name__.removeprefix("Parametrized").removeprefix("Fused")
+                )
                 kept = kept_count(site.sparsity, site.count)
                 rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
                              "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip

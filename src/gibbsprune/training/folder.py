@@ -78,8 +78,8 @@ class RunFolder:
         folder.lock()
         folder.specs = list(specs)
         folder.record = {"format": FORMAT, "runs": [spec.as_dict() for spec in specs], **about}
+        folder.write_record()  # first: a folder that holds anything can be resumed
         folder._make_runs()
-        folder.write_record()
         return folder
 
     @classmethod
@@ -92,10 +92,13 @@ class RunFolder:
             raise UserError(f"{folder.path} holds no run (it has no run.json)") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{folder.path / 'run.json'} cannot be read: {error}") from error
-        if folder.record.get("format") != FORMAT:
-            found = folder.record.get("format")
+        found = folder.record.get("format") if isinstance(folder.record, dict) else None
+        if found != FORMAT:
             raise UserError(f"{folder.path} was written in format {found!r}; this version reads format {FORMAT}")
-        folder.specs = [RunSpec.from_dict(values) for values in folder.record["runs"]]
+        try:
+            folder.specs = [RunSpec.from_dict(values) for values in folder.record["runs"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{folder.path / 'run.json'} has been changed and tells of no run any more") from error
         folder._make_runs()
         return folder
 

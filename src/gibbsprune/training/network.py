@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..models import build
+from ..models import build, told
 from .spec import RunSpec
 
 
@@ -24,6 +24,27 @@ def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
         if isinstance(module, _BatchNorm):
             module.momentum, module.eps = spec.recipe.bn_momentum, spec.recipe.bn_eps
     return model
+
+
+@torch.no_grad()
+def check_network(spec: RunSpec, arrays: Arrays) -> None:
+    """Refuses a user's function whose network does not answer images of this data with a number per class, or that
+    gives the same network out twice: runs, and the copies that are written at the end, would share its weights."""
+    model, other = new_model(spec, arrays), new_model(spec, arrays)
+    if {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}:
+        raise UserError(f"{spec.model} returned the same weights twice; it must make a new network at every call")
+    shape, wanted = (arrays.channels, *arrays.size), f"a tensor of {arrays.classes} numbers per image"
+    for training in (True, False):
+        with torch.random.fork_rng(devices=[]):
+            try:
+                answer = model.train(training)(torch.zeros(2, *shape))
+            except Exception as error:
+                raise UserError(f"{spec.model} fails on images of shape {shape}: {told(error)}") from error
+        if not isinstance(answer, Tensor):
+            raise UserError(f"{spec.model} answers with a {type(answer).__name__}; it must be {wanted}")
+        if answer.shape != (2, arrays.classes) or not answer.is_floating_point():
+            found = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
+            raise UserError(f"{spec.model} answers two images with {found}; it must be {wanted}")
 
 
 def stream(seed: int, what: str, device: torch.device | str = "cpu", *more: int) -> torch.Generator:

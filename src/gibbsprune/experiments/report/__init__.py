@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UserError
-from ...training.checkpoint import write_atomic
+from ...training.checkpoint import make_folder, write_atomic
 from ...training.places import Place
 from . import figures, groups, page, tables
 
@@ -17,14 +17,14 @@ def write(results: Place, out: Path, docs: Path | None = None) -> list[Path]:
     found = groups.load(results)
     if not found.groups:
         raise UserError(f"{results} holds no results")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     written = figures.draw_all(found, out / "figures")
     write_atomic(out / "index.html", page.page_text(found, results))
     write_atomic(out / "results.md", tables.results_text(found, results, "figures"))
     written += [out / "index.html", out / "results.md"]
     if docs is not None:
         images = docs / "img" / "results"
-        images.mkdir(parents=True, exist_ok=True)
+        make_folder(images)
         for file in (out / "figures").glob("figure*"):
             write_atomic(images / file.name, file.read_bytes())
             written.append(images / file.name)

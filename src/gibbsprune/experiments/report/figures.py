@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...training.checkpoint import write_atomic
+from ...training.checkpoint import make_folder, write_atomic
 from .. import paper, published
 from .findings import NETWORK
 from .groups import Group, Results
@@ -34,7 +34,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
         raise UserError(
             "matplotlib is needed to draw figures; install it with: pip install 'gibbsprune[report]'"
         ) from None
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return [file for number in FIGURES for file in draw(number, results, folder)]
 
 

@@ -37,10 +37,10 @@ function paperLost(cell) {
   return dense === undefined || dense.paper === null || cell.paper === null ? null : dense.paper - cell.paper;
 }
 
-function shown() {
+function shown(share = state.share) {
   return data.cells.filter((c) => c.method !== "dense" && c.model === state.model && c.recipe === state.recipe &&
     c.structure === state.structure && metrics[state.metric].get(c) !== null &&
-    (state.axis === "sparsity" || state.share === "all" || c.target === usual[c.structure]));
+    (state.axis === "sparsity" || share === "all" || c.target === usual[c.structure]));
 }
 
 function colourOf(label) {
@@ -87,7 +87,8 @@ function draw() {
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "plot" }, box);
   svg("text", { x: 0, y: 14 }, picture, metric.name);
   if (cells.length === 0) {
-    svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, picture, "not run");
+    svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, picture,
+      shown("all").length ? "not run at the paper's sparsity; choose all" : "not run");
     legend(cells, stars, level);
     table(cells);
     return;
@@ -100,6 +101,7 @@ function draw() {
   const steps = [...new Set(cells.map(axis.get))].sort((a, b) => a - b), places = steps.map(axis.place);
   const first = Math.min(...places) - 0.25, last = Math.max(...places) + 0.25;
   const x = (v) => margin.left + (axis.place(v) - first) / (last - first) * (width - margin.left - margin.right);
+  const at = lanes(cells, steps.map(x), x(steps[0]) - margin.left, (c) => x(axis.get(c)));
   const y = (v) => height - margin.bottom - (v - low) / (high - low) * (height - margin.top - margin.bottom);
 
   for (const v of ticks(low, high, 6)) {
@@ -116,17 +118,25 @@ function draw() {
   if (level !== null && level >= low && level <= high) {
     svg("line", { x1: margin.left, x2: width - margin.right, y1: y(level), y2: y(level), class: "dense" }, picture);
   }
-  lines(cells, metric, axis, x, y, picture);
+  lines(cells, metric, axis, at, y, picture);
   for (const cell of stars) {
-    svg("path", { d: starPath(x(axis.get(cell)), y(metric.paper(cell)), 7), class: "star",
+    svg("path", { d: starPath(at(cell), y(metric.paper(cell)), 7), class: "star",
       stroke: colourOf(cell.label), "stroke-width": 1.4 }, picture);
   }
-  for (const cell of cells) marker(cell, x(axis.get(cell)), y(metric.get(cell)), y, metric, picture);
+  for (const cell of cells) marker(cell, at(cell), y(metric.get(cell)), y, metric, picture);
   legend(cells, stars, level);
   table(cells);
 }
 
-function lines(cells, metric, axis, x, y, picture) {
+// Methods stand side by side at each step of the axis, as far apart as the steps and the edge allow.
+function lanes(cells, steps, edge, middle) {
+  const labels = data.labels.filter((l) => cells.some((c) => c.label === l));
+  const room = Math.min(2 * edge, ...steps.slice(1).map((v, i) => v - steps[i]));
+  const gap = Math.min(14, room / (labels.length + 1));
+  return (cell) => middle(cell) + gap * (labels.indexOf(cell.label) - (labels.length - 1) / 2);
+}
+
+function lines(cells, metric, axis, at, y, picture) {
   const series = new Map();
   for (const cell of cells) {
     const rest = state.axis === "epochs" ? cell.target : `${cell.stretch} ${cell.effort}`;
@@ -137,7 +147,7 @@ function lines(cells, metric, axis, x, y, picture) {
   for (const members of series.values()) {
     if (members.length < 2) continue;
     members.sort((a, b) => axis.get(a) - axis.get(b));
-    const points = members.map((c) => `${x(axis.get(c))},${y(metric.get(c))}`).join(" ");
+    const points = members.map((c) => `${at(c)},${y(metric.get(c))}`).join(" ");
     svg("polyline", { points, fill: "none", stroke: colourOf(members[0].label), "stroke-width": 1.5, opacity: 0.7 },
       picture);
   }
@@ -325,7 +335,12 @@ function start() {
   options("share", shares);
   options("law", structures);
   byId("axis").value = "epochs";
-  byId("count").textContent = `${data.done} of ${data.total} cells have been run.`;
+  const common = data.cells.some((c) => c.structure !== null && c.target === usual[c.structure]);
+  byId("share").value = common ? "usual" : "all";
+  byId("tasks").textContent = data.tasks.join(", ");
+  const runs = data.cells.reduce((sum, c) => sum + c.seeds, 0);
+  byId("count").textContent = data.done ? `${data.done} of ${data.total} cells have been run.` :
+    `${runs} runs, none of them a cell of the paper's.`;
   byId("beta").max = data.annealing.weight.frames.length - 1;
   byId("controls").addEventListener("change", update);
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
