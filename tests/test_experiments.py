@@ -264,11 +264,7 @@ def test_a_stored_result_agrees_with_itself(file):
         assert layers == store.read(file.with_name(f"{spec.setting('from')}.json"))["layers"]
         due = kept
     assert record["sparsity"] == pytest.approx(1 - kept / prunable if prunable else 0.0)
-    if spec.method == "reinit":  # has the masks of another run
-        origin = store.read(file.with_name(f"{spec.setting('from')}.json"))
-        assert [layer["kept"] for layer in layers] == [layer["kept"] for layer in origin["layers"]]
-    else:
-        assert abs(kept - due) <= (1 - record["agreement"]) * prunable + 0.5  # masks that agree keep as many
+    assert abs(kept - due) <= (1 - record["agreement"]) * prunable + 0.5  # masks that agree keep as many
     assert abs(record["sparsity"] - (spec.sparsity if prunable else 0)) < 0.02
     assert record["parameters"] == sum(p.numel() for p in model.parameters())
     assert record["nonzero"] == record["parameters"] - prunable + kept
