@@ -154,8 +154,8 @@ def _group(ready: Sequence[RunSpec], at_most: int) -> list[RunSpec]:
     first, longest = ready[0], ready[0].own_epochs
     alike = [spec for spec in ready[1:] if kind(spec) == kind(first)]
     if all(spec.own_epochs != longest for spec in alike):
-        longest = max((spec.own_epochs for spec in alike), default=longest)
-    others = [spec for spec in alike if spec.own_epochs <= max(longest, first.own_epochs)]
+        longest = max([longest, *(spec.own_epochs for spec in alike)])
+    others = [spec for spec in alike if spec.own_epochs <= longest]
     chosen = [first, *sorted(others, key=lambda spec: -spec.own_epochs)[: at_most - 1]]
     return sorted(chosen, key=lambda spec: -spec.own_epochs)
 

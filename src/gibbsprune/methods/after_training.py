@@ -1,4 +1,4 @@
-"""What methods that prune a trained network share: they train it, or start from a finished dense run; then tune it."""
+"""What methods that prune a trained network share: they train it, or start from a finished run; then train it on."""
 
 from __future__ import annotations
 
@@ -64,11 +64,15 @@ class AfterTraining(Method):
         if phase:
             self.prune(run, phase - 1)
         elif run.source is not None:
-            run.load(run.source)
+            self.start(run, run.source)
+
+    def start(self, run: Replica, source: Finished) -> None:
+        """Takes what the first training would have given from a finished run."""
+        run.load(source)
 
     @abstractmethod
     def tunes(self, spec: RunSpec) -> list[Phase]:
-        """The phases of fine-tuning."""
+        """The phases of fine-tuning, or of training again."""
 
     @abstractmethod
     def prune(self, run: Replica, step: int) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..fields import optional, text, whole
 from ..law import Site
-from .after_training import check_recipe
+from .after_training import AfterTraining, check_recipe
 from .magnitude import largest
-from .method import Method, Phase, Setting, training
+from .method import Phase, Setting, training
 
 if TYPE_CHECKING:
     from ..training.finished import Finished
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REWIND = 500
 
 
-class Lottery(Method):
+class Lottery(AfterTraining):
     name = "lottery"
     about = "train, prune by magnitude, rewind the survivors to an early step, train again (IMP)"
     structures = ("weight",)
@@ -39,12 +39,8 @@ class Lottery(Method):
                         lambda spec: None, "from."),
     }  # fmt: skip
 
-    def phases(self, spec: RunSpec) -> list[Phase]:
-        start = Phase("start", 0, training(spec).rate) if spec.setting("from") else training(spec)
-        return [start, *(training(spec) for _ in range(spec.setting("rounds")))]
-
-    def epochs_before(self, spec: RunSpec) -> int:
-        return training(spec).epochs if spec.setting("from") else 0
+    def tunes(self, spec: RunSpec) -> list[Phase]:
+        return [training(spec) for _ in range(spec.setting("rounds"))]
 
     def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
         """The source must have begun with the training that the run would make itself."""
@@ -65,15 +61,14 @@ class Lottery(Method):
             raise UserError(f"rewind_step is {wanted}, but training has only {steps} steps")
         return int(wanted)
 
-    def begin_phase(self, run: Replica, phase: int) -> None:
-        if phase == 0:
-            if run.source is not None:
-                run.keep(run.source.kept)
-                run.put_back("trained")
-            return
-        if phase == 1:
+    def start(self, run: Replica, source: Finished) -> None:
+        run.keep(source.kept)
+        run.put_back("trained")
+
+    def prune(self, run: Replica, step: int) -> None:
+        if step == 0:
             run.put_aside("trained")
-        sparsity = round_sparsity(run.spec.sparsity, phase, run.spec.setting("rounds"))
+        sparsity = round_sparsity(run.spec.sparsity, step + 1, run.spec.setting("rounds"))
         for name, site in run.sites.items():
             run.hold(name, largest(run.weights[name].abs().flatten(), site, sparsity, run.masks[name]))
         run.put_back("early")
