@@ -27,6 +27,28 @@ SHARED = 99 * 1024  # bytes of shared memory that a program may have on every GP
 
 
 @triton.jit
+def _inputs(
+    ox, oy, b, ok, d, s, k, H, W, x_run, x_pixel,
+    CI: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    STEP_Y: tl.constexpr, STEP_X: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Where the stretches of a step lie for some blocks, and which of their numbers are inside the image."""
+    iy = oy * STEP_Y + (FIRST + s // COLS)
+    ix = (ox * STEP_X + (FIRST + (s % COLS) * (DEPTH // CI)))[:, None] + d[None, :] // CI
+    seen = (ok & (iy >= 0) & (iy < H))[:, None] & (ix >= 0) & (ix < W)
+    return (((b * H + iy) * W)[:, None] + ix) * x_pixel + k * x_run + d[None, :] % CI, seen
+
+
+@triton.jit
+def _outputs(ox, oy, b, ok, n, k, OH, OW, y_run, y_pixel, CO: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """Where the pixels of some blocks lie, and which of them are inside the image."""
+    py = (oy * HIGH)[:, None] + n[None, :] // (WIDE * CO)
+    px = (ox * WIDE)[:, None] + n[None, :] // CO % WIDE
+    inside = ok[:, None] & (py < OH) & (px < OW)
+    return (((b * OH)[:, None] + py) * OW + px) * y_pixel + k * y_run + n[None, :] % CO, inside
+
+
+@triton.jit
 def _apply(
     x, table, y, blocks, H, W, OH, OW, down, across, x_run, x_pixel, y_run, y_pixel,
     CI: tl.constexpr, CO: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
@@ -41,17 +63,11 @@ def _apply(
     d, n = tl.arange(0, DEPTH), tl.arange(0, N)
     total = tl.zeros([BLOCK, N], tl.float32)
     for s in tl.range(0, ROWS * COLS, num_stages=STAGES):
-        iy = oy * STEP_Y + (FIRST + s // COLS)
-        ix = (ox * STEP_X + (FIRST + (s % COLS) * (DEPTH // CI)))[:, None] + d[None, :] // CI
-        seen = ((m < blocks) & (iy >= 0) & (iy < H))[:, None] & (ix >= 0) & (ix < W)
-        at = (((b * H + iy) * W)[:, None] + ix) * x_pixel + k * x_run + d[None, :] % CI
+        at, seen = _inputs(ox, oy, b, m < blocks, d, s, k, H, W, x_run, x_pixel, CI, COLS, DEPTH, STEP_Y, STEP_X, FIRST)
         part = tl.load(x + at, mask=seen, other=0.0)
         weights = tl.load(table + ((k * ROWS * COLS + s) * DEPTH + d)[:, None] * N + n[None, :])
         total = tl.dot(part, weights, total)
-    py = (oy * HIGH)[:, None] + n[None, :] // (WIDE * CO)
-    px = (ox * WIDE)[:, None] + n[None, :] // CO % WIDE
-    inside = (m < blocks)[:, None] & (py < OH) & (px < OW)
-    at = (((b * OH)[:, None] + py) * OW + px) * y_pixel + k * y_run + n[None, :] % CO
+    at, inside = _outputs(ox, oy, b, m < blocks, n, k, OH, OW, y_run, y_pixel, CO, HIGH, WIDE)
     tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
 
 
@@ -72,17 +88,12 @@ def _collect(
     for start in tl.range(split * each, tl.minimum(split * each + each, blocks), BLOCK, num_stages=STAGES):
         m = start + tl.arange(0, BLOCK)
         ox, oy, b = m % across, (m // across) % down, m // (across * down)
-        py = (oy * HIGH)[:, None] + n[None, :] // (WIDE * CO)
-        px = (ox * WIDE)[:, None] + n[None, :] // CO % WIDE
-        inside = (m < blocks)[:, None] & (py < OH) & (px < OW)
-        at = (((b * OH)[:, None] + py) * OW + px) * y_pixel + k * y_run + n[None, :] % CO
+        ok = m < blocks
+        at, inside = _outputs(ox, oy, b, ok, n, k, OH, OW, y_run, y_pixel, CO, HIGH, WIDE)
         slope = tl.load(dy + at, mask=inside, other=0.0)
         for g in tl.static_range(GROUP):
             s = group * GROUP + g
-            iy = oy * STEP_Y + (FIRST + s // COLS)
-            ix = (ox * STEP_X + (FIRST + (s % COLS) * (DEPTH // CI)))[:, None] + d[None, :] // CI
-            seen = ((m < blocks) & (iy >= 0) & (iy < H))[:, None] & (ix >= 0) & (ix < W)
-            at = (((b * H + iy) * W)[:, None] + ix) * x_pixel + k * x_run + d[None, :] % CI
+            at, seen = _inputs(ox, oy, b, ok, d, s, k, H, W, x_run, x_pixel, CI, COLS, DEPTH, STEP_Y, STEP_X, FIRST)
             part = tl.trans(tl.load(x + at, mask=seen, other=0.0))
             if g == 0:
                 first = tl.dot(part, slope, first)
@@ -112,6 +123,10 @@ class Geometry(NamedTuple):
     down: int  # from a block's stretch to that of the next one below
     right: int
     first: int  # where the first block's stretch begins
+
+    @property
+    def steps(self) -> int:
+        return self.rows * self.cols
 
     @property
     def columns(self) -> int:
@@ -260,10 +275,10 @@ def table_gradient(x: Tensor, dy: Tensor, side: int, stride: int) -> Tensor:
     images, slopes = _images(x), _images(_by_run(dy, runs))
     blocks, sizes = _grid(images, slopes, plan)
     size, group = 64, plan.cols if plan.cols > 1 else plan.rows
-    groups = plan.rows * plan.cols // group
+    groups = plan.steps // group
     each = size * triton.cdiv(blocks, size * max(1, PROGRAMS // (runs * groups)))
     splits = triton.cdiv(blocks, each)
-    shape = (splits, runs, plan.rows * plan.cols, plan.depth, plan.columns)
+    shape = (splits, runs, plan.steps, plan.depth, plan.columns)
     out = torch.empty(shape, dtype=torch.float32, device=x.device)
     stages = _stages(3, (group * plan.depth + plan.columns) * size, x)
     _collect[(runs, splits, groups)](
@@ -275,7 +290,7 @@ def table_gradient(x: Tensor, dy: Tensor, side: int, stride: int) -> Tensor:
 @table_gradient.register_fake
 def _(x: Tensor, dy: Tensor, side: int, stride: int) -> Tensor:
     plan = forward_geometry(x.shape[4], dy.shape[1] // len(x), side, stride)
-    shape = (len(x), plan.rows * plan.cols, plan.depth, plan.columns)
+    shape = (len(x), plan.steps, plan.depth, plan.columns)
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
