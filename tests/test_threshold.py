@@ -1,5 +1,7 @@
 """The threshold Q and the converged mask: numpy's quantile, exact counts, ties, and huge tensors."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,21 @@ def test_weights_that_are_none():
         gp.converged_mask([1.0, 2.0], 0.5)
     with pytest.raises(gp.UserError, match=r"^weight has shape \(0, 3\), which holds no element$"):
         gp.threshold(torch.ones(0, 3), 0.5)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+@pytest.mark.parametrize("programs", [1, 4, 10**6])
+def test_pieces_cover_every_segment_once(monkeypatch, programs, size):
+    module = sys.modules[Segments.__module__]
+    monkeypatch.setattr(module, "PROGRAMS", programs)
+    lengths = [1, 5000, 2048, 70, 30_000]
+    segments = Segments(lengths, [0.5] * 5)
+    pieces = segments.pieces(torch.device("cpu"), size).numpy()
+    found = np.concatenate([
+        np.stack([np.full(n, k), start + np.arange(n), first + np.arange(n)]) for k, start, first, n in pieces
+    ], 1)  # fmt: skip
+    segment = np.repeat(np.arange(5), np.array(lengths) * size)
+    inside = np.concatenate([np.arange(length * size) for length in lengths])
+    assert np.array_equal(found, np.stack([segment, np.arange(len(segment)), inside]))
+    assert (pieces[:, 2] % module.PIECE == 0).all()
+    assert len(pieces) <= programs + len(lengths)

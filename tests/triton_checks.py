@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import torch
@@ -191,14 +192,21 @@ def alternating(fields: torch.Tensor, couplings: list[float], rows: int, device:
 
 
 def check_thresholds(device: str, rows: int) -> None:
-    """Bit for bit what sorting gives: ties, single elements, segments at and over the edge of a block, zeros, inf."""
-    lengths = [1, 2, 3, 1024, 1025, 2049, 1, 70]
-    for seed, sparsities in enumerate(([0.5] * 8, [0.0, 0.3, 0.9, 0.75, 0.95, 0.999, 0.7, 0.1])):
+    """Bit for bit what sorting gives: ties, single elements, segments at and over the edge of a block, zeros, inf.
+
+    With a program for every block, and with so few programs that each works through several.
+    """
+    lengths = [1, 2, 3, 2048, 2049, 4097, 1, 70]
+    cases = [([0.5] * 8, 2048, 11), ([0.0, 0.3, 0.9, 0.75, 0.95, 0.999, 0.7, 0.1], 2, 8)]
+    for seed, (sparsities, programs, pieces) in enumerate(cases):
         segments = Segments(lengths, sparsities)
+        with mock.patch.object(sys.modules[Segments.__module__], "PROGRAMS", programs):
+            assert len(segments.pieces(torch.device(device))) == pieces
         plain = numbers(sum(lengths), seed=seed).square()
         coarse = (4 * plain).round() / 4  # nearly all of them tied
         wide = plain * 10.0 ** torch.linspace(-38, 38, len(plain))[torch.randperm(len(plain), generator=seeded(seed))]
         wide[::7] = 0.0
+        assert bool(wide.isinf().any()), "no inf among them"
         constant = torch.full_like(plain, 0.3)
         for values in (plain, coarse, wide, constant, torch.zeros_like(plain), plain):
             found, expected = segments._radix(values.to(device)), segments._selected(values)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .threshold_triton import Selection
 
 CHUNK = 1 << 24  # elements worked on at once, so that huge layers need bounded extra memory
+PIECE, PROGRAMS = 2048, 2048  # the least work of a Triton program, and how many a large GPU runs side by side
 
 
 def check_sparsity(sparsity: float) -> float:
@@ -160,6 +161,22 @@ class Segments:
             return torch.from_numpy(np.repeat(values.numpy(), self.lengths))  # several times as fast as an index
         return values[self.segment(values.device)]
 
+    def pieces(self, device: torch.device, size: int = 1) -> Tensor:
+        """The work of Triton programs on ``size`` values per element: their segment, where in all, where in it, length.
+
+        A segment is cut at multiples of PIECE; pieces are longer than that once there are enough for all programs.
+        """
+        step = PIECE * max(1, math.ceil(self.starts[-1] * size / (PIECE * PROGRAMS)))
+
+        def make() -> Tensor:
+            spans = [(start * size, length * size) for start, length in zip(self.starts, self.lengths)]
+            return torch.tensor([
+                (segment, start + first, first, min(step, length - first))
+                for segment, (start, length) in enumerate(spans) for first in range(0, length, step)
+            ])  # fmt: skip
+
+        return self.constant(f"pieces of {size}", device, make)
+
     def _fractions(self, device: torch.device) -> Tensor:
         return self.constant("fraction", device, lambda: torch.tensor(self.fraction, dtype=torch.float64))
 
@@ -185,14 +202,14 @@ class Segments:
         """Q of every segment."""
         if values.device.type == "cpu":
             return self._selected(values)
-        return self._radix(values) if _in_triton(values) else self._sorted(values)
+        return self._radix(values) if in_triton(values) else self._sorted(values)
 
     def _selection(self, name: str, ranks: Sequence[int], device: torch.device) -> Selection:
         """A radix selection, with its work space made once, as a captured CUDA graph needs it."""
         from .threshold_triton import Selection
 
         if (name, device) not in self._selections:
-            self._selections[name, device] = Selection(self.lengths, ranks, device)
+            self._selections[name, device] = Selection(self.lengths, ranks, self.pieces(device))
         return self._selections[name, device]
 
     def _radix(self, values: Tensor) -> Tensor:
@@ -214,7 +231,7 @@ class Segments:
         """x_cvg of every segment, as one mask over all values, exact counts included."""
         if values.device.type == "cpu":
             return torch.cat([keep_largest(v, k) for v, k in zip(self.split(values), self.keep)])
-        return self._converged_radix(values) if _in_triton(values) else self._converged_sorted(values)
+        return self._converged_radix(values) if in_triton(values) else self._converged_sorted(values)
 
     def _converged_radix(self, values: Tensor) -> Tensor:
         """What exceeds the least value kept, and of those equal to it the first, as many as are missing."""
@@ -235,7 +252,8 @@ class Segments:
         return torch.empty_like(kept).scatter_(0, values.numel() - 1 - order.indices, kept)
 
 
-def _in_triton(values: Tensor) -> bool:
+def in_triton(values: Tensor) -> bool:
+    """Whether Triton kernels work on these values."""
     return values.device.type == "cuda" and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
