@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gibbsprune as gp
 from gibbsprune import law as law_module
-from gibbsprune.law import Law, Site, off_edge
+from gibbsprune.law import Law, Site, independent_kind, off_edge
 from gibbsprune.threshold import kept_count, position
 
 
@@ -189,6 +189,22 @@ def test_groups_past_the_chunk_are_drawn_in_pieces(monkeypatch, runs):
     generators = [seeded(k) for k in range(runs + 1)]
     pieces = Law(sites).draw(weights, beta_tensor(*[1e9] * runs, 0.1), generators)
     assert all(torch.equal(a, b) for a, b in zip(whole, pieces))
+
+
+def test_kernels_are_told_the_field_only_where_they_know_it():
+    class Own(gp.Linear):
+        def field(self, squares, means, threshold):
+            return squares - threshold
+
+    for kind in ("sign", "square", "abs"):
+        assert independent_kind(gp.Linear(kind), "independent", 1) == kind
+        assert independent_kind(gp.Linear(kind), "enumeration", 1) == kind
+    assert independent_kind(gp.Linear("sign"), "independent", 9) == "sign"
+    assert independent_kind(gp.Linear("sign"), "enumeration", 9) is None
+    assert independent_kind(gp.Quadratic(), "exact", 1) == "square"
+    assert independent_kind(gp.Quadratic(), "exact", 9) is None
+    assert independent_kind(gp.Binary(), "two_point", 1) is None
+    assert independent_kind(Own("square"), "independent", 1) is None
 
 
 def test_many_layers_that_are_large_together():

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special, stats
 
+import gibbsprune as gp
+from gibbsprune.law import Law, Site
 from gibbsprune.samplers import Source, chromatic
 from gibbsprune.threshold import Segments
 
@@ -43,7 +47,7 @@ def source(device: str, rows: list[int], size: int, seeds: list[int]) -> Source:
 
 
 def philox(seed: np.ndarray, offset: np.ndarray) -> list[np.ndarray]:
-    """Four uniform numbers on [0, 1) for each seed and offset, as ``tl.rand4x`` makes them: ten rounds of Philox."""
+    """Four words for each seed and offset, as ``tl.randint4x`` makes them: ten rounds of Philox."""
     low = np.uint64(0xFFFFFFFF)
     seed, offset = np.broadcast_arrays(seed.astype(np.uint64), offset.astype(np.uint64))
     k0, k1 = seed & low, seed >> np.uint64(32)
@@ -53,20 +57,31 @@ def philox(seed: np.ndarray, offset: np.ndarray) -> list[np.ndarray]:
         a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = (b >> np.uint64(32)) ^ c1 ^ k0, b & low, (a >> np.uint64(32)) ^ c3 ^ k1, a & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-    words = [c.astype(np.uint32).view(np.int32) for c in (c0, c1, c2, c3)]
-    return [np.where(w < 0, -w - 1, w).astype(np.float32) * np.float32(4.6566127342e-10) for w in words]
+    return [c.astype(np.uint32) for c in (c0, c1, c2, c3)]
 
 
-def hasten_interpreter() -> None:
-    """Puts :func:`philox` in the place of Triton's own generator."""
+def uniform(word: np.ndarray) -> np.ndarray:
+    """On [0, 1) from a word, as ``tl.rand4x`` does it."""
+    signed = word.view(np.int32)
+    return np.where(signed < 0, -signed - 1, signed).astype(np.float32) * np.float32(4.6566127342e-10)
+
+
+def hasten_interpreter(words: Callable[[np.ndarray, np.ndarray], list[np.ndarray]] = philox) -> None:
+    """Puts other words in the place of those that Triton's own generator makes: the same ones by default."""
     import triton.language as tl
 
-    def rand4x(seed, offset):
-        made = philox(seed.handle.data, offset.handle.data)
-        block = tl.block_type(tl.float32, list(made[0].shape)) if seed.shape or offset.shape else tl.float32
-        return tuple(tl.tensor(type(offset.handle)(values, tl.float32), block) for values in made)
+    def as_tensors(made, kind, offset):
+        block = tl.block_type(kind, list(made[0].shape)) if made[0].shape else kind
+        return tuple(tl.tensor(type(offset.handle)(values, kind), block) for values in made)
 
-    tl.rand4x, tl.rand = rand4x, lambda seed, offset: rand4x(seed, offset)[0]
+    def randint4x(seed, offset):
+        return as_tensors(words(seed.handle.data, offset.handle.data), tl.uint32, offset)
+
+    def rand4x(seed, offset):
+        made = words(seed.handle.data, offset.handle.data)
+        return as_tensors([uniform(word) for word in made], tl.float32, offset)
+
+    tl.randint4x, tl.rand4x, tl.rand = randint4x, rand4x, lambda seed, offset: rand4x(seed, offset)[0]
 
 
 # -- laws by hand ------------------------------------------------------------------------------------------------------
@@ -213,6 +228,132 @@ def check_thresholds(device: str, rows: int) -> None:
             assert torch.equal(found.cpu(), expected), (seed, found, expected)
             kept = segments._converged_radix(values.to(device)).cpu()
             assert torch.equal(kept, segments.converged(values)), (seed, kept)
+
+
+# -- independent spins -------------------------------------------------------------------------------------------------
+
+
+def field(kind: str, value: np.ndarray, q: float) -> np.ndarray:
+    return {"sign": np.sign(q - value), "square": q - value, "abs": np.sqrt(q) - np.sqrt(value)}[kind]
+
+
+def independent(device: str, values, q, beta, kind: str, lengths: list[int], source: Source) -> torch.Tensor:
+    """One mask of layers of so many neighbourhoods, by the kernel."""
+    from gibbsprune.samplers import independent_triton as kernel
+
+    pieces = Segments(lengths, [0.5] * len(lengths)).pieces(torch.device(device), source.size)
+    tensors = [torch.as_tensor(t, dtype=torch.float32).to(device) for t in (values, q, beta)]
+    return kernel.draw(*tensors, source, pieces, kind).cpu()
+
+
+def check_independent(device: str, rows: int) -> None:
+    values, q, betas = np.array([0.0, 0.01, 0.2, 0.5, 0.9, 2.0]), [0.5, 0.3], [1.3, 0.4]
+    counts = [3 * rows, rows]  # two layers with a Q and a β of their own
+    lengths = [6 * count for count in counts]
+    for kind, size in (("sign", 1), ("sign", 3), ("square", 1), ("abs", 1)):
+        drawn = independent(
+            device, np.tile(values, 4 * rows), q, betas, kind, lengths, source(device, [2], size, [size])
+        )
+        for layer, mask in enumerate(drawn.split(lengths)):
+            kept = mask.view(counts[layer], 6, size).numpy()
+            for k, a in enumerate(field(kind, values, q[layer])):
+                chance = special.expit(-2 * betas[layer] * a)
+                for c in range(size):
+                    check_event(kept[:, k, c], chance, f"independent {kind}, layer {layer}, w² = {values[k]}, {c}")
+
+    # A run draws the same alone as among others, however long the programs' pieces are, and something else next time.
+    def toss(lengths: list[int], source: Source) -> torch.Tensor:
+        ones = [1.0] * len(lengths)
+        return independent(device, np.ones(sum(lengths)), ones, ones, "square", lengths, source)
+
+    both = source(device, [2, 2], 1, [1, 2])
+    coins, again = toss([100, 5000, 1, 5000], both), toss([100, 5000, 1, 5000], both)
+    with mock.patch.object(sys.modules[Segments.__module__], "PROGRAMS", 1):
+        assert torch.equal(coins, toss([100, 5000, 1, 5000], source(device, [2, 2], 1, [1, 2])))
+    assert torch.equal(coins[5100:], toss([1, 5000], source(device, [2], 1, [2])))
+    first, second = coins[100:5100, 0].numpy(), coins[5101:, 0].numpy()
+    check_event(first, 0.5, "independent coins")
+    check_event(first == second, 0.5, "independent runs")
+    check_event(first == again[100:5100, 0].numpy(), 0.5, "independent draws")
+    check_event(first[:100] == coins[:100, 0].numpy(), 0.5, "independent layers")
+    for apart in (1, 2, 511, 512, 513, 1024, 1536, 2048):  # numbers are made four at a time, a quarter of a block apart
+        check_event(first[apart:] == first[:-apart], 0.5, f"independent weights {apart} apart")
+
+    # What is rarer than random numbers can tell is not made frequent; a weight on Q is a fair coin at any β.
+    count = (10_000 if device == "cuda" else 50) * rows
+    for chance in (1e-9, 1e-12):
+        beta = -special.logit(chance) / 2
+        for value, rare in ((0.0, True), (2.0, False)):
+            given = (np.full(count, value, np.float32), [1.0], [beta], "square", [count])
+            mask = independent(device, *given, source(device, [1], 1, [3]))
+            check_event((mask[:, 0] == rare).numpy(), chance, f"independent P = {chance}")
+    mask = independent(device, np.ones(9000), [1.0], [3e38], "square", [9000], source(device, [1], 1, [4]))
+    check_event(mask[:, 0].numpy(), 0.5, "independent on the threshold")
+
+    check_law(device)
+
+
+class Own(gp.Hamiltonian):
+    """A field that no kernel knows."""
+
+    def field(self, squares: torch.Tensor, means: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+        return threshold - squares.sqrt() * squares
+
+
+def check_law(device: str) -> None:
+    """Layers of several runs through :class:`Law`, which leaves to the kernel what it can do."""
+    from gibbsprune.samplers import independent_triton as kernel
+
+    kinds = [(gp.Weight(), gp.Linear("square")), (gp.Weight(), gp.Linear("abs")), (gp.Weight(), gp.Linear("sign")),
+             (gp.Filter(), gp.Linear("sign")), (gp.Kernel(), gp.Quadratic())]  # fmt: skip
+    shapes = [((40, 30), 0.3), ((60, 70), 0.9)]
+    sites = [Site(shape, structure, h, p, run=run) for run in (0, 1) for structure, h in kinds for shape, p in shapes]
+    sites.append(Site((40, 30), gp.Weight(), Own(), 0.5))
+    weights = [numbers(*site.shape, seed=k) for k, site in enumerate(sites)]
+
+    def draw(some: list[int], betas: list[float], seeds: list[int]) -> list[torch.Tensor]:
+        law = Law([replace(sites[i], run=sites[i].run if len(betas) > 1 else 0) for i in some])
+        beta = torch.tensor(betas, dtype=torch.float64, device=device)
+        made = law.draw([weights[i].to(device) for i in some], beta, [seeded(s, device) for s in seeds])
+        return [mask.cpu() for mask in made]
+
+    here = mock.patch.object(sys.modules[Law.__module__], "in_triton", lambda values: values.dtype == torch.float32)
+    with here, mock.patch.object(kernel, "draw", wraps=kernel.draw) as used:
+        frozen = draw(list(range(len(sites) - 1)), [1e7, 1e7], [0, 1])
+        assert used.call_count == len(kinds) + 1  # filters of two sizes
+        for site, weight, mask in zip(sites, weights, frozen):
+            assert mask.shape == weight.shape
+            differ = int((mask != gp.converged_mask(weight, site.sparsity, site.structure)).sum())
+            assert differ <= 1, (site, differ)  # a weight beside Q
+        second = [i for i, site in enumerate(sites) if site.run == 1]
+        together = draw(list(range(len(sites) - 1)), [0.1, 0.5], [0, 1])
+        for i, mask in zip(second, draw(second, [0.5], [1])):
+            assert torch.equal(together[i], mask), sites[i]
+        used.reset_mock()
+        draw([len(sites) - 1], [1.0], [0])
+        assert not used.called
+
+
+def check_words() -> None:
+    """So many of all 2^32 words draw the rarer state as its probability says, up to half a word and float32's rounding.
+
+    In the interpreter alone, where any word can be put in the place of a random one: found by bisection.
+    """
+    tails = special.logit(np.append(0.5, 10.0 ** -np.arange(1, 13)))
+    t = np.append(tails, -tails).astype(np.float32)
+    count = len(t)
+    q, values = np.where(t < 0, -t / 2, 0), np.where(t > 0, t / 2, 0)  # −2(Q − w²) = t
+    low, high = np.zeros(count, np.int64), np.full(count, 1 << 32)
+    numbered = SimpleNamespace(size=1, seeds=lambda: torch.arange(count))
+    while (low < high).any():
+        word = (low + high) // 2
+        hasten_interpreter(lambda seed, offset, w=word: [np.full(offset.shape, w[int(seed.flat[0])], np.uint32)] * 4)
+        mask = independent("cpu", values, q, np.ones(count), "square", [1] * count, numbered)[:, 0].numpy()
+        rarer = mask != (t > 0)
+        low, high = np.where(rarer, word + 1, low), np.where(rarer, high, word)
+    expected = 2.0**32 * special.expit(-abs(t.astype(np.float64)))
+    assert (abs(low - expected) <= 0.5 + 2e-6 * expected).all(), low / expected
+    hasten_interpreter()
 
 
 # -- the exact sampler -------------------------------------------------------------------------------------------------
@@ -394,6 +535,7 @@ def check_convolutions(device: str, rows: int) -> None:
 #: Each kernel's check, and how many rows of each law the interpreter has time for.
 CHECKS = {
     "threshold": (check_thresholds, 1),
+    "independent": (check_independent, 300),
     "exact": (check_exact, 130),
     "chromatic": (check_chromatic, 130),
     "convolution": (check_convolutions, 1),
@@ -405,7 +547,8 @@ def check_generator() -> None:
     from gibbsprune.samplers import chromatic_triton, exact_triton
 
     def draws() -> list[torch.Tensor]:
-        out = []
+        coins = (np.ones(3), [1.0], [1.0], "square", [3])
+        out = [independent("cpu", *coins, source("cpu", [1], 1, [seed])) for seed in range(10)]
         for size, rows in ((9, 2), (40, 2)):
             h, j = numbers(rows, size, seed=size), torch.full((rows, 1), 1.0 / size)
             out.append(exact_triton.draw(h, j, source("cpu", [rows], size, [1])))
@@ -420,8 +563,10 @@ def check_generator() -> None:
 
 if __name__ == "__main__":
     name = sys.argv[1]
-    if name in ("exact", "chromatic"):
+    if name in ("independent", "exact", "chromatic"):
         check_generator()
+    if name == "independent":
+        check_words()
     check, rows = CHECKS[name]
     check("cpu", rows)
     print(f"{name}: as it must be")

@@ -9,20 +9,20 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
-from .hamiltonians import Binary, Hamiltonian, as_hamiltonian, log_p_converged
+from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
 from .samplers import Source, chromatic, draw_rows, resolve, two_point
 from .schedules import check_beta
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, position
+from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, position
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
 
@@ -65,14 +65,26 @@ def off_edge(sparsity: float, count: int) -> float:
     return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
 
 
+def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
+    """The kind of :class:`Linear` that gives the same field where spins are independent, else None.
+
+    A neighbourhood of one weight has nothing to be coupled with. Kernels know these fields only, not a subclass's own.
+    """
+    if size > 1 and sampler != "independent":
+        return None
+    if type(hamiltonian) is Linear:
+        return hamiltonian.kind
+    return "square" if type(hamiltonian) is Quadratic else None
+
+
 class Law:
     """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
-    ``compiled`` is for training loops that compile and capture: independent spins are drawn by one compiled kernel, and
-    on a GPU layers of different sizes or laws side by side.
+    ``lanes`` is for training loops that capture their steps: on a GPU layers of different sizes or laws are then drawn
+    side by side.
     """
 
-    def __init__(self, sites: Sequence[Site], compiled: bool = False) -> None:
+    def __init__(self, sites: Sequence[Site], lanes: bool = False) -> None:
         self.sites = [site.checked() for site in sites]
         self.runs = 1 + max((site.run for site in self.sites), default=0)
         groups: dict[tuple, list[int]] = {}
@@ -84,8 +96,8 @@ class Law:
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
-        self.groups = [_Group(self.sites, members, compiled) for members in ordered]
-        self.lanes = Lanes() if compiled else None
+        self.groups = [_Group(self.sites, members) for members in ordered]
+        self.lanes = Lanes() if lanes else None
 
     def draw(
         self,
@@ -114,8 +126,8 @@ class Law:
 class _Group:
     """Sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int], compiled: bool = False) -> None:
-        self.members, self.compiled = members, compiled
+    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
+        self.members = members
         self.sites = [sites[i] for i in members]
         first = self.sites[0]
         self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
@@ -124,6 +136,8 @@ class _Group:
         self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
         self.runs = sorted({site.run for site in self.sites})
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
+        self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
+        self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
 
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
@@ -157,9 +171,15 @@ class _Group:
         streams = [generators[r] for r in self.runs]
         if isinstance(self.hamiltonian, Binary):
             return self._draw_binary(means, betas, streams, draws)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
         threshold = self.segments.thresholds(means)
         beta = betas[self.site_run(means.device)].to(means.dtype)
+        if self.kind and draws == 1 and in_triton(means):
+            from .samplers import independent_triton
+
+            source = Source(streams, self.run_sites, self.size, means.device)
+            pieces = self.segments.pieces(means.device, self.size)
+            return independent_triton.draw(means, threshold, beta, source, pieces, self.kind)
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
             beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
@@ -182,21 +202,10 @@ class _Group:
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
         squares, means, threshold, beta = columns
-        if self.compiled and self.sampler == "independent" and draws == 1:
-            return self._fused(squares, means, threshold, beta, source.uniform(self.size))
         field = self.hamiltonian.field(squares, means, threshold) * beta
         field = field.repeat(draws, 1) if draws > 1 else field
         coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
         return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
-
-    @cached_property
-    def _fused(self) -> Callable[..., Tensor]:
-        """Independent spins in one compiled kernel."""
-
-        def mask(squares: Tensor, means: Tensor, threshold: Tensor, beta: Tensor, uniform: Tensor) -> Tensor:
-            return uniform < (-2 * (self.hamiltonian.field(squares, means, threshold) * beta)).sigmoid()
-
-        return torch.compile(mask, dynamic=False)
 
     def _draw_binary(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
@@ -206,7 +215,7 @@ class _Group:
         weights = self.site_weights(device)
         beta = self.hamiltonian.absolute(betas[self.site_run(device)].double(), weights)
         log_p = log_p_converged(beta.clamp_min(0), weights)
-        sites = [sum(site.run == run for site in self.sites) * draws for run in self.runs]
+        sites = [count * draws for count in self.run_sites]
         chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
         chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
         converged = self.segments.converged(means).repeat(draws)

@@ -23,7 +23,7 @@ class Gibbs(Method):
     ends_with = "drawn"
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
-        return Law(sites, compiled=device.type == "cuda")
+        return Law(sites, lanes=device.type == "cuda")
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         beta = schedule(spec, [site.count * site.size for site in sites])
