@@ -177,8 +177,8 @@ class Segments:
 
         return self.constant(f"pieces of {size}", device, make)
 
-    def _fractions(self, device: torch.device) -> Tensor:
-        return self.constant("fraction", device, lambda: torch.tensor(self.fraction, dtype=torch.float64))
+    def _fractions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return self.constant(f"fraction in {dtype}", device, lambda: torch.tensor(self.fraction, dtype=dtype))
 
     def _ranks(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions in the segmented order of the values just below and just above Q."""
@@ -214,18 +214,18 @@ class Segments:
 
     def _radix(self, values: Tensor) -> Tensor:
         below, above, _ = self._selection("low", self.low, values.device)(values)
-        return torch.lerp(below, above, self._fractions(values.device).float())
+        return torch.lerp(below, above, self._fractions(values.device, torch.float32))
 
     def _selected(self, values: Tensor) -> Tensor:
         pairs = [order_statistic(v, low) for v, low in zip(self.split(values), self.low)]
         below, above = torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs])
-        return torch.lerp(below, above, self._fractions(values.device).to(values.dtype))
+        return torch.lerp(below, above, self._fractions(values.device, values.dtype))
 
     def _sorted(self, values: Tensor) -> Tensor:
         below, above = self._ranks(values.device)
         bits = _segment_order(values, self.segment(values.device)).values & 0xFFFFFFFF
         order = bits.to(torch.int32).view(torch.float32)
-        return torch.lerp(order[below], order[above], self._fractions(values.device).float())
+        return torch.lerp(order[below], order[above], self._fractions(values.device, torch.float32))
 
     def converged(self, values: Tensor) -> Tensor:
         """x_cvg of every segment, as one mask over all values, exact counts included."""

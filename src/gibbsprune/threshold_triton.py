@@ -78,7 +78,8 @@ class Selection:
     def __init__(self, lengths: Sequence[int], ranks: Sequence[int], pieces: Tensor) -> None:
         self.pieces, device = pieces, pieces.device
         self.ranks = torch.tensor(list(ranks), dtype=torch.int32, device=device)
-        self.last = torch.tensor([m - 1 for m in lengths], dtype=torch.int32, device=device)
+        enough = [rank + 1 if rank + 1 < m else -1 for rank, m in zip(ranks, lengths)]  # after the last comes itself
+        self.enough = torch.tensor(enough, dtype=torch.int32, device=device)
         self.counts = torch.zeros(len(lengths), PASSES, 1 << WIDTH, dtype=torch.int32, device=device)
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,6 +91,5 @@ class Selection:
         found, upto = torch.empty_like(self.ranks), torch.empty_like(self.ranks)
         least = torch.full_like(self.ranks, LARGEST)
         _after[grid](*given, found, upto, least, PASSES=PASSES, WIDTH=WIDTH, BLOCK=BLOCK)
-        repeated = (upto > self.ranks + 1) | (self.ranks >= self.last)
-        above = torch.where(repeated, found, least)
+        above = torch.where(upto > self.enough, found, least)
         return found.view(torch.float32), above.view(torch.float32), upto
