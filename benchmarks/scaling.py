@@ -1,14 +1,18 @@
 """What masks would cost at scale: ResNet-50 on ImageNet and a transformer of a billion weights.
 
-Layers of the real shapes with random weights, masks drawn by the real code (`gibbsprune.law.Law`), each distinct shape
-once and multiplied by how often the model has it. Beside it a matrix product is timed: a training step takes at least
-its floating-point operations (three forward passes; 8.2 GFLOP per image of 224×224, 2 per weight and token) divided by
-that speed. No real training reaches it, so the share given for the masks is an upper bound.
+Layers of the real shapes with random weights, masks drawn by the real code (`gibbsprune.law.Law`). On a GPU all layers
+of the model are in its memory and are drawn together, as the pruner does it (`--layers together`); on a CPU each
+distinct shape is drawn once and its time multiplied by how often the model has it (`--layers each`). Beside it a matrix
+product is timed: a training step takes at least its floating-point operations (three forward passes; 8.2 GFLOP per
+image of 224×224, 2 per weight and token) divided by that speed. No real training reaches it, so the share given for the
+masks is an upper bound.
 
-    python benchmarks/scaling.py [--device cuda] [--rounds 3] [--clock cpu|wall] [--out tables/scaling-NAME.json]
+    python benchmarks/scaling.py [--device cuda] [--rounds 3] [--layers together|each] [--clock cpu|wall]
+                                 [--out tables/scaling-NAME.json]
 
-On a CPU one thread is timed, by default with the process's own time, which a busy machine does not distort. Prints
-JSON. `--show FILE` prints the rows of docs/scaling.md from such a file.
+On a GPU the time is the wall clock's, from an idle device to an idle device. On a CPU one thread is timed, by default
+with the process's own time, which a busy machine does not distort. Prints JSON. `--show FILE` prints the rows of
+docs/scaling.md from such a file.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,21 +100,34 @@ def matmul_speed(device: torch.device, timed: Callable[[Callable[[], Any]], floa
 
 
 def draw_seconds(
-    shape: tuple[int, ...], structure: str, device: torch.device, rounds: int, timed: Callable[..., float]
+    shapes: Sequence[tuple[int, ...]], structure: str, device: torch.device, rounds: int, timed: Callable[..., float]
 ) -> dict[float, float]:
-    """Seconds to draw the mask of one layer at each β: the median of the rounds after a first."""
+    """Seconds to draw the masks of these layers together at each β: the median of the rounds after a first."""
     kind = as_structure(structure)
     hamiltonian = gp.Linear("square") if structure == "weight" else gp.Quadratic(0.01)
-    law = Law([Site(shape, kind, hamiltonian, SPARSITY[structure])])
+    law = Law([Site(shape, kind, hamiltonian, SPARSITY[structure]) for shape in shapes])
     generator = torch.Generator(device).manual_seed(0)
-    fan_in = math.prod(shape[1:])
-    weight = torch.randn(shape, device=device, generator=generator) * math.sqrt(2 / fan_in)
+    weights = [
+        torch.randn(shape, device=device, generator=generator).mul_(math.sqrt(2 / math.prod(shape[1:])))
+        for shape in shapes
+    ]
     found = {}
     for beta in BETAS:
         betas = torch.tensor([beta], dtype=torch.float64, device=device)
-        times = [timed(lambda betas=betas: law.draw([weight], betas, [generator])) for _ in range(rounds + 1)]
+        times = [timed(lambda betas=betas: law.draw(weights, betas, [generator])) for _ in range(rounds + 1)]
         found[beta] = statistics.median(times[1:])
     return found
+
+
+def model_seconds(shapes: Shapes, layers: str, *how: Any) -> dict[float, float]:
+    """Seconds to draw all masks of a model at each β, its layers together or each shape by itself."""
+    if layers == "together":
+        return draw_seconds(list(shapes.elements()), *how)
+    total = dict.fromkeys(BETAS, 0.0)
+    for shape, count in shapes.items():
+        for beta, seconds in draw_seconds([shape], *how).items():
+            total[beta] += seconds * count
+    return total
 
 
 def over_the_schedule(seconds: dict[float, float]) -> float:
@@ -120,7 +137,9 @@ def over_the_schedule(seconds: dict[float, float]) -> float:
     return float(np.interp(places, np.log(list(seconds)), list(seconds.values())).mean())
 
 
-def measure(name: str, device: torch.device, rounds: int, timed: Callable[..., float], speed: float) -> dict[str, Any]:
+def measure(
+    name: str, layers: str, device: torch.device, rounds: int, timed: Callable[..., float], speed: float
+) -> dict[str, Any]:
     model = MODELS[name]
     shapes, weights = model["shapes"], weights_of(model["shapes"])
     step = model["flop"] * model["units"] / speed
@@ -129,10 +148,7 @@ def measure(name: str, device: torch.device, rounds: int, timed: Callable[..., f
     out["epoch"] = f"{model['epoch']} {units}"
     out["structures"] = {}
     for structure in SPARSITY:
-        total = dict.fromkeys(BETAS, 0.0)
-        for shape, count in shapes.items():
-            for beta, seconds in draw_seconds(shape, structure, device, rounds, timed).items():
-                total[beta] += seconds * count
+        total = model_seconds(shapes, layers, structure, device, rounds, timed)
         mean, worst = over_the_schedule(total), max(total.values())
         out["structures"][structure] = {
             "draw_s": {f"{beta:g}": value for beta, value in total.items()},
@@ -168,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", choices=("together", "each"), help="together on a GPU, else each, unless given")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--out")
     parser.add_argument("--show", help="a file that --out has written")
@@ -178,16 +195,18 @@ def main() -> None:
         return
     device = torch.device(options.device)
     torch.set_num_threads(1)
+    layers = options.layers or ("together" if device.type == "cuda" else "each")
     timed = make_clock(device, options.clock)
     speed = matmul_speed(device, timed)
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else f"one thread of {processor()}",
         "torch": torch.__version__,
+        "layers": layers,
         "matmul_flop_per_s": speed,
         "models": {},
     }
     for name in MODELS:
-        result["models"][name] = measure(name, device, options.rounds, timed, speed)
+        result["models"][name] = measure(name, layers, device, options.rounds, timed, speed)
         if options.out:
             with open(options.out, "w") as file:
                 json.dump(result, file, indent=1, ensure_ascii=False)
