@@ -507,29 +507,46 @@ def check_convolutions(device: str, rows: int) -> None:
     """What ``conv2d`` computes, gradients included: the shapes of the networks, odd sizes, runs as channels or not."""
     from gibbsprune.training import conv_triton as kernel
 
-    kind, error = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 2e-2)
     shapes = [(3, 16, 3, 1), (3, 16, 3, 2), (8, 16, 3, 1), (16, 32, 3, 1), (16, 32, 3, 2), (16, 32, 1, 2)]
     shapes += [(32, 16, 1, 1), (32, 64, 3, 2), (32, 64, 1, 2), (64, 32, 3, 1)]
-    for number, (inputs, outputs, side, stride) in enumerate(shapes):
-        assert kernel.suits(inputs, outputs, side, stride)
+    for number, shape in enumerate(shapes):
+        assert kernel.suits(*shape)
         for height, width in ((8, 8), (5, 7)):
-            runs, batch, again = 2 + number % 2, 2, inputs >= 16
-            x = numbers(batch, runs * inputs, height, width, seed=number).to(kind).float()
-            w = numbers(runs * outputs, inputs, side, side, seed=number + 50, scale=0.1).to(kind).float()
-            expected = F.conv2d(x.requires_grad_(again), w.requires_grad_(), None, stride, side // 2, groups=runs)
-            slope = numbers(*expected.shape, seed=number + 90).to(kind).float()
-            answers = [expected, *torch.autograd.grad(expected, [x, w] if again else [w], slope)]
-            for form in (torch.channels_last, torch.contiguous_format)[: 1 + (height == 5)]:
-                image = x.detach().to(device, kind, memory_format=form).requires_grad_(again)
-                weight = w.detach().to(device, kind).requires_grad_()
-                y = kernel.convolve(image, weight, runs, stride)
-                found = [y, *torch.autograd.grad(y, [image, weight] if again else [weight], slope.to(device, kind))]
-                for one, other in zip(found, answers):
-                    away = (one.cpu().float() - other).abs().max() / other.abs().max()
-                    assert one.shape == other.shape
-                    assert away < error, (inputs, outputs, side, stride, away)
+            compare_convolutions(device, kernel.convolve, *shape, height, width, number)
     unsuitable = [(16, 24, 3, 1), (16, 32, 5, 1), (16, 32, 3, 3), (4, 16, 1, 1), (256, 16, 1, 1), (16, 256, 3, 1)]
     assert not any(kernel.suits(*shape) for shape in unsuitable)
+
+
+def check_rows(device: str, rows: int) -> None:
+    """The same for square convolutions row by row: images of one piece and of several, more strips than a block."""
+    from gibbsprune.training import conv_rows_triton as kernel
+
+    def convolve(x, weight, runs, stride):
+        return kernel.convolve(x, weight, runs)
+
+    for channels, height, width in ((16, 8, 8), (16, 19, 5), (32, 5, 7), (16, 1, 70)):
+        assert kernel.suits(channels)
+        compare_convolutions(device, convolve, channels, channels, 3, 1, height, width, channels + height)
+    assert not kernel.suits(24)
+
+
+def compare_convolutions(device, convolve, inputs, outputs, side, stride, height, width, number) -> None:
+    kind, error = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 2e-2)
+    runs, batch, again = 2 + number % 2, 2, inputs >= 16
+    x = numbers(batch, runs * inputs, height, width, seed=number).to(kind).float()
+    w = numbers(runs * outputs, inputs, side, side, seed=number + 50, scale=0.1).to(kind).float()
+    expected = F.conv2d(x.requires_grad_(again), w.requires_grad_(), None, stride, side // 2, groups=runs)
+    slope = numbers(*expected.shape, seed=number + 90).to(kind).float()
+    answers = [expected, *torch.autograd.grad(expected, [x, w] if again else [w], slope)]
+    for form in (torch.channels_last, torch.contiguous_format)[: 1 + (height == 5)]:
+        image = x.detach().to(device, kind, memory_format=form).requires_grad_(again)
+        weight = w.detach().to(device, kind).requires_grad_()
+        y = convolve(image, weight, runs, stride)
+        found = [y, *torch.autograd.grad(y, [image, weight] if again else [weight], slope.to(device, kind))]
+        for one, other in zip(found, answers):
+            away = (one.cpu().float() - other).abs().max() / other.abs().max()
+            assert one.shape == other.shape
+            assert away < error, (inputs, outputs, side, stride, away)
 
 
 #: Each kernel's check, and how many rows of each law the interpreter has time for.
@@ -539,6 +556,7 @@ CHECKS = {
     "exact": (check_exact, 130),
     "chromatic": (check_chromatic, 130),
     "convolution": (check_convolutions, 1),
+    "rows": (check_rows, 1),
 }
 
 

@@ -186,7 +186,7 @@ def backward_table(weight: Tensor, plan: Geometry, stride: int) -> Tensor:
     return seen.permute(0, 1, 2, 5, 3, 4, 6).reshape(runs, reach, plan.depth, plan.columns)
 
 
-class _Images(NamedTuple):
+class Images(NamedTuple):
     """Images (K, B, H, W, C) and where they lie: dense within a run's pixels, with any distance between them."""
 
     data: Tensor
@@ -194,26 +194,26 @@ class _Images(NamedTuple):
     pixel: int
 
 
-def _images(x: Tensor) -> _Images:
+def images_of(x: Tensor) -> Images:
     _, _, height, width, channels = x.shape
     run, image, row, pixel, channel = x.stride()
     if channel != 1 or row != width * pixel or image != height * row:
         x = x.contiguous()
         run, pixel = x.stride(0), channels
-    return _Images(x, run, pixel)
+    return Images(x, run, pixel)
 
 
-def _by_run(image: Tensor, runs: int) -> Tensor:
+def by_run(image: Tensor, runs: int) -> Tensor:
     """(B, K·C, H, W), channels last, as (K, B, H, W, C); no copy."""
     return image.permute(0, 2, 3, 1).unflatten(3, (runs, -1)).permute(3, 0, 1, 2, 4)
 
 
-def _new(x: Tensor, channels: int, height: int, width: int) -> Tensor:
+def new_images(x: Tensor, channels: int, height: int, width: int) -> Tensor:
     shape = (x.shape[1], x.shape[0] * channels, height, width)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _grid(images: _Images, others: _Images, plan: Geometry) -> tuple[int, tuple[int, ...]]:
+def _grid(images: Images, others: Images, plan: Geometry) -> tuple[int, tuple[int, ...]]:
     """The number of blocks, and the sizes that both kernels take after it."""
     height, width = others.data.shape[2:4]
     down, across = triton.cdiv(height, plan.high), triton.cdiv(width, plan.wide)
@@ -232,8 +232,8 @@ def _stages(wanted: int, numbers: int, x: Tensor) -> int:
 
 def _map(x: Tensor, table: Tensor, plan: Geometry, height: int, width: int) -> Tensor:
     """The images that a table makes of x (K, B, H, W, C), as (B, K·outputs, height, width)."""
-    y = _new(x, plan.outputs, height, width)
-    images, made = _images(x), _images(_by_run(y, len(x)))
+    y = new_images(x, plan.outputs, height, width)
+    images, made = images_of(x), images_of(by_run(y, len(x)))
     blocks, sizes = _grid(images, made, plan)
     size = 128
     stages = _stages(2 if plan.cols == 1 else 3, (size + plan.columns) * plan.depth, x)
@@ -251,7 +251,7 @@ def block_conv(x: Tensor, table: Tensor, back: Tensor, outputs: int, side: int, 
 
 @block_conv.register_fake
 def _(x: Tensor, table: Tensor, back: Tensor, outputs: int, side: int, stride: int) -> Tensor:
-    return _new(x, outputs, (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1)
+    return new_images(x, outputs, (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1)
 
 
 @torch.library.custom_op("gibbsprune::block_conv_input", mutates_args=())
@@ -259,12 +259,12 @@ def input_gradient(dy: Tensor, back: Tensor, inputs: int, height: int, width: in
     """The gradient of the images, (B, K·inputs, height, width)."""
     runs = len(back)
     plan = backward_geometry(inputs, dy.shape[1] // runs, side, stride)
-    return _map(_by_run(dy, runs), back, plan, height, width)
+    return _map(by_run(dy, runs), back, plan, height, width)
 
 
 @input_gradient.register_fake
 def _(dy: Tensor, back: Tensor, inputs: int, height: int, width: int, side: int, stride: int) -> Tensor:
-    return _new(_by_run(dy, len(back)), inputs, height, width)
+    return new_images(by_run(dy, len(back)), inputs, height, width)
 
 
 @torch.library.custom_op("gibbsprune::block_conv_table", mutates_args=())
@@ -272,7 +272,7 @@ def table_gradient(x: Tensor, dy: Tensor, side: int, stride: int) -> Tensor:
     """The gradient of the table, in float32."""
     runs = len(x)
     plan = forward_geometry(x.shape[4], dy.shape[1] // runs, side, stride)
-    images, slopes = _images(x), _images(_by_run(dy, runs))
+    images, slopes = images_of(x), images_of(by_run(dy, runs))
     blocks, sizes = _grid(images, slopes, plan)
     size, group = 64, plan.cols if plan.cols > 1 else plan.rows
     groups = plan.steps // group
@@ -303,7 +303,7 @@ def _backward(ctx, dy: Tensor):
     x, table, back = ctx.saved_tensors
     dx = dtable = None
     if ctx.needs_input_grad[0]:
-        dx = _by_run(input_gradient(dy, back, x.shape[4], x.shape[2], x.shape[3], ctx.side, ctx.stride), len(x))
+        dx = by_run(input_gradient(dy, back, x.shape[4], x.shape[2], x.shape[3], ctx.side, ctx.stride), len(x))
     if ctx.needs_input_grad[1]:
         dtable = table_gradient(x, dy, ctx.side, ctx.stride).to(table.dtype)
     return dx, dtable, None, None, None, None
@@ -318,7 +318,7 @@ def convolve(x: Tensor, weight: Tensor, runs: int, stride: int) -> Tensor:
     x needs a gradient only if it has at least 16 channels per run.
     """
     side, weight = weight.shape[2], weight.to(x.dtype).unflatten(0, (runs, -1))
-    x = _by_run(x, runs)
+    x = by_run(x, runs)
     _, outputs, inputs = weight.shape[:3]
     if spare := triton.next_power_of_2(inputs) - inputs:
         x, weight = F.pad(x, (0, spare)).contiguous(), F.pad(weight, (0, 0, 0, 0, 0, spare))

@@ -46,8 +46,9 @@ class FusedLinear(nn.Module):
 class FusedConv2d(nn.Conv2d):
     """K convolutions side by side, as one grouped convolution or, where cuDNN is slow at that, as matrix products.
 
-    cuDNN has fast grouped kernels for stride 1 and as many outputs as inputs per group; others it runs group by group.
-    Those have kernels of their own (:mod:`.conv_triton`) or, where these do not do, are written out.
+    cuDNN has grouped kernels for stride 1 and as many outputs as inputs per group, and of few channels faster ones are
+    in :mod:`.conv_rows_triton`. Other convolutions cuDNN runs group by group. They have kernels of their own
+    (:mod:`.conv_triton`) or, where these do not do, are written out.
     """
 
     runs: int
@@ -56,26 +57,32 @@ class FusedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         square = self.in_channels == self.out_channels and self.stride == (1, 1)
         per_run = self.groups // self.runs
-        if square or per_run > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
+        if per_run > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return super().forward(x)
-        out = self._in_triton(x) if self._suits_triton(x) else self._written_out(x, self.padding)
+        out = self._in_triton(x, square)
+        if out is None:
+            if square:
+                return super().forward(x)
+            out = self._written_out(x, self.padding)
         return out if self.bias is None else out + self.bias[:, None, None]
 
-    def _suits_triton(self, x: Tensor) -> bool:
+    def _in_triton(self, x: Tensor, square: bool) -> Tensor | None:
+        """The convolution without its bias, or None where there is no kernel for it."""
         if not self.triton or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
-            return False
-        from .conv_triton import suits
+            return None
+        from . import conv_rows_triton, conv_triton
 
         (side, other), inputs = self.kernel_size, self.in_channels // self.runs
         centred = side == other and self.padding == (side // 2, side // 2) and self.dilation == (1, 1)
-        if not centred or self.stride[0] != self.stride[1] or (inputs < 16 and x.requires_grad):
-            return False
-        return suits(inputs, self.out_channels // self.runs, side, self.stride[0])
-
-    def _in_triton(self, x: Tensor) -> Tensor:
-        from .conv_triton import convolve
-
-        return convolve(x, self.weight, self.runs, self.stride[0])
+        if not centred or self.stride[0] != self.stride[1]:
+            return None
+        if square:
+            suits = side == 3 and conv_rows_triton.suits(inputs)
+            return conv_rows_triton.convolve(x, self.weight, self.runs) if suits else None
+        if inputs < 16 and x.requires_grad:
+            return None
+        suits = conv_triton.suits(inputs, self.out_channels // self.runs, side, self.stride[0])
+        return conv_triton.convolve(x, self.weight, self.runs, self.stride[0]) if suits else None
 
     def _written_out(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
         """The taps of the kernel are strided slices of the padded input, stacked beside the channels, and one batched
