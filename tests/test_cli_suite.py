@@ -93,6 +93,12 @@ def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out --export-limit 2")
     assert lines[-1] == "stopped before epoch 0 of 2: the budget of 5 s is spent"
     assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
+    assert re.fullmatch(
+        r"2 files of together 0\.\d MiB in again", said(capsys, "export tiny again --export-limit 2")[-1]
+    )
+    assert {file.name for file in (tmp_path / "again").iterdir()} == {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
     lines = said(capsys, "run tiny --budget 1s --export-state small --export-limit 1")
     assert lines[-1].startswith("left out of the state, which would be too large: work/fleet-")
     assert "from epoch" not in said(capsys, "run tiny --dry-run")[0]
@@ -131,6 +137,7 @@ def test_workers_train_side_by_side(capfd, tmp_path):
         ("run paper --workers 0", "--workers must be at least 1, but 0 was given"),
         ("run paper --at-most 0", "--at-most must be at least 1, but 0 was given"),
         ("run paper --export-limit 0", "--export-limit must be at least 1, but 0 was given"),
+        ("export paper out --export-limit 0", "--export-limit must be at least 1, but 0 was given"),
         ("import paper nowhere", "nowhere holds no whole state of a suite"),
         ("run rehearsal --results file/r", "cannot write file/r: Not a directory"),
         ("run rehearsal --work file/w", "file/w/pace.json cannot be read"),

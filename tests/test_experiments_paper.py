@@ -112,9 +112,23 @@ def test_a_hotter_run_is_another_cell():
     assert hot.own_epochs == spec.own_epochs
 
 
-def test_tuned_values_make_other_cells(monkeypatch):
-    monkeypatch.setitem(paper.TUNED, ("kernel", "quadratic"), {"coupling": 0.02, "beta_end": 5e3})
-    spec = paper.run("resnet20", structure="kernel")
-    assert (spec.coupling, spec.recipe.beta_end) == (0.02, 5e3)
-    assert paper.run("resnet20", structure="kernel", hamiltonian="sign").recipe == RECIPES["paper"]
-    assert spec.name() not in NAMES
+def test_what_tuning_chose_is_tried_at_full_length():
+    specs = {(spec.structure, str(spec.hamiltonian)): spec for spec in paper.tuned("resnet20")}
+    assert specs["kernel", "quadratic"].coupling == 0.1
+    assert specs["weight", "binary"].recipe == RECIPES["paper"].replace(beta_end=40.0)
+    assert specs.keys() == paper.CHOSEN.keys()
+    cells = {cell.name: cell for cell in CELLS}
+    for spec in specs.values():
+        assert (cells[spec.name()].step, cells[spec.name()].places) == (3, ("Variations",))
+        assert spec.own_epochs == 200
+
+
+def test_the_rounds_of_a_lottery_are_cells_one_after_the_other():
+    last = paper.lottery("resnet20", 3, seed=1)
+    rounds = paper.chain(last)
+    assert [spec.setting("round") for spec in rounds] == [0, 1, 2, 3]
+    assert [spec.total_epochs for spec in rounds] == [200, 400, 600, 800]
+    assert {spec.own_epochs for spec in rounds} == {200}
+    assert [spec.setting("from") for spec in rounds] == [None, *(spec.name() for spec in rounds[:-1])]
+    assert rounds[0] == paper.chain(paper.lottery("resnet20", 5, seed=1))[0]
+    assert paper.chain(paper.run("resnet20")) == [paper.run("resnet20")]

@@ -47,13 +47,14 @@ def test_the_test_set_is_not_looked_at():
 
 
 def test_a_candidate_must_be_clearly_better():
-    def rows(default, other):
-        same = {"structure": "weight", "hamiltonian": "abs"}
+    def rows(default, other, agreement=1.0):
+        same = {"structure": "weight", "hamiltonian": "abs", "agreement": agreement}
         return [{**same, "change": {}, "mean": default}, {**same, "change": {"beta_end": 1e4}, "mean": other}]
 
     assert tune.choice(rows(0.80, 0.802), ("weight", "abs")) == {}
     assert tune.choice(rows(0.80, 0.804), ("weight", "abs")) == {"beta_end": 1e4}
     assert tune.choice(rows(0.80, 0.70), ("weight", "abs")) == {}
+    assert tune.choice(rows(0.80, 0.90, agreement=0.95), ("weight", "abs")) == {}, "it has not converged"
 
 
 def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys):
@@ -79,11 +80,11 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
         assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))
 
 
-def test_nothing_is_adopted_without_evidence():
+def test_the_variations_are_what_the_evidence_says():
     file = Path(__file__).parents[1] / "results" / "tune" / "cifar10-resnet20.json"
-    choice = json.loads(file.read_text())["choice"] if file.exists() else {}
-    for (structure, hamiltonian), change in paper.TUNED.items():
-        assert choice.get(f"{structure}-{hamiltonian}") == change
+    record = json.loads(file.read_text())
+    assert {"-".join(pair): change for pair, change in paper.CHOSEN.items()} == record["choice"]
+    assert all(tune.choice(record["evidence"], pair) == change for pair, change in paper.CHOSEN.items())
 
 
 def test_mistakes_are_told(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -248,6 +250,44 @@ def test_a_lottery_does_not_start_from_another_training(digits, tmp_path, change
     save_finished(file, Finished(bare.spec, bare.model, bare.masks))
     with pytest.raises(UserError, match="holds the end of its training alone"):
         Fleet([small("lottery", settings={"rewind_step": 4, "from": str(file)})], digits)
+
+
+def test_the_rounds_of_a_lottery_one_run_at_a_time(digits, tmp_path):
+    """Each among other runs; masks and early values go from one to the next, and the last one ends at the sparsity."""
+    same = {"rounds": 3, "rewind_step": 4}
+    sources, before, early = [None], None, None
+    for number, sparsity in enumerate((0.0, 0.5, 0.75, 0.875)):
+        settings = {**same, "round": number, **({"from": sources[-1]} if number else {})}
+        spec = small("lottery", sparsity=0.875, settings=settings)
+        assert (spec.own_epochs, spec.total_epochs) == (2, 2 * (number + 1))
+        fleet = Fleet([small("dense", seed=5), spec], digits)
+        engine = fleet.engines[0]
+        engine.enter(0)
+        if before is not None:
+            for name, mask in engine.replicas[1].masks.items():
+                weight = before.model[f"{name}.weight"]
+                assert int(mask.sum()) == kept_count(sparsity, mask.numel())
+                assert bool((mask <= before.masks[name]).all()), "a pruned weight came back"
+                assert weight[mask].abs().min() >= weight[~mask].abs().max()
+            for name, value in engine.run_state(1).items():
+                if value.dim():
+                    assert torch.equal(value, early[f"early/{name}"]), name
+        fleet.train_epoch()
+        fleet.train_epoch()
+        result = fleet.finish()[1]
+        assert result["sparsity"] == pytest.approx(sparsity, abs=0.01)
+        before = fleet.finished(1)
+        early = early or before.kept
+        assert all(torch.equal(value, before.kept[name]) for name, value in early.items())
+        sources.append(str(tmp_path / f"round{number}.safetensors"))
+        save_finished(Path(sources[-1]), before)
+    whole = small("lottery", settings={**same, "from": sources[1]})
+    Fleet([whole], digits).engines[0].enter(0)  # the first training serves all rounds together as well
+    for number, source in ((3, 2), (2, 1)):
+        said = f"round {number} .* goes on from round {number - 1} of 3 to .* 0.875, but .* is round {source - 1} of 3"
+        wrong = small("lottery", sparsity=0.875, settings={**same, "round": number, "from": sources[source]})
+        with pytest.raises(UserError, match=said):
+            Fleet([wrong], digits)
 
 
 @pytest.fixture(scope="module")

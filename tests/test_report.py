@@ -16,7 +16,7 @@ from gibbsprune import converged_mask
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import paper, published, report, store
-from gibbsprune.experiments.report import figures, findings, groups, page, tables
+from gibbsprune.experiments.report import extras, figures, findings, groups, page, tables
 from gibbsprune.experiments.report.groups import Group, Results, clearly
 
 
@@ -177,19 +177,32 @@ def test_notes_and_tuning_are_taken_in(tmp_path):
     (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
     assert "## Notes\n\nOur batch norm differs." in text
-    assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| better, not used above \|", text)
+    assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| chosen \|", text)
 
 
 def test_runs_beside_the_evaluation_are_listed(tmp_path):
     """Also a hotter one, which is none of them."""
-    other = paper.run("resnet20", structure="kernel", coupling=0.05)
+    plain = paper.run("resnet20", structure="kernel")
+    other = plain.replace(coupling=0.05)
+    slow = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10)
+    fast = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10, tune_rate=1e-3)
     hot = paper.hotter(paper.run("resnet20", stretch=2))
-    for spec in (SQUARE[0], other, hot):
+    assert extras.plainly(other) == ("coupling 0.05", plain)
+    assert extras.plainly(fast) == ("tune_rate 0.001", slow)
+    sign = paper.run("resnet20", hamiltonian="sign")
+    assert extras.plainly(sign.replace(recipe=sign.recipe.replace(beta_start=0.1))) == ("beta_start 0.1", sign)
+    assert extras.plainly(sign) == ("", sign)
+    for spec in (SQUARE[0], other, hot, fast, plain):
         store.write(tmp_path / "paper", spec, fake_results.result(spec))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
     listed = text[text.index("## Variations") : text.index("## Tuning")]
     assert f"`{other.name()}`" in listed
-    assert listed.count("`") == 2
+    assert f"`{fast.name()}`" in listed
+    assert listed.count("`") == 4
+    row = next(line for line in listed.splitlines() if other.name() in line)
+    cells = [cell.strip() for cell in row.split("|")]
+    with_it, without = (f"{100 * fake_results.result(spec)['accuracy']:.2f}" for spec in (other, plain))
+    assert cells[2:6] == ["coupling 0.05", "200", with_it, without]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -224,7 +237,10 @@ def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tm
 def test_the_page_holds_every_group_and_its_layers(full):
     found = page.page_data(groups.load(full), full)
     assert (found["done"], found["total"]) == (CELLS, CELLS)
-    assert sum(cell["seeds"] for cell in found["cells"]) == CELLS
+    rounds = [cell for cell in paper.cells() if (cell.spec.setting("round") or 0) > 0]
+    ends = [cell for cell in rounds if cell.spec.setting("round") == cell.spec.setting("rounds")]
+    firsts = len(paper.MODELS)  # the trainings before the first round
+    assert sum(cell["seeds"] for cell in found["cells"]) == CELLS - firsts - len(rounds) + len(ends)
     by_title = {cell["title"]: cell for cell in found["cells"]}
     cell = by_title["Gibbs, linear square, weight-wise 90 %, ResNet-20, 200 epochs"]
     assert (cell["paper"], cell["seeds"], len(cell["layers"])) == (87.5, 3, 20)

@@ -7,7 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.suite_options import add_checkpoints, add_filters, add_how, add_places, add_run, duration
+from gibbsprune.cli.suite_options import (
+    add_checkpoints,
+    add_export_limit,
+    add_filters,
+    add_how,
+    add_places,
+    add_run,
+    duration,
+)
 from gibbsprune.cli.values import seed_list, whole
 
 
@@ -35,7 +43,7 @@ def add_parser(commands: Any) -> None:
         action.set_defaults(handler=handler, parser=action)
     _add_tune(actions)
     _add_fleet(actions)
-    _add_import(actions)
+    _add_carry(actions)
 
 
 def _add_tune(actions: Any) -> None:
@@ -68,12 +76,18 @@ def _add_fleet(actions: Any) -> None:
     fleet.set_defaults(handler=run_fleet, parser=fleet)
 
 
-def _add_import(actions: Any) -> None:
-    take = actions.add_parser("import", help="take in what --export-state left", allow_abbrev=False)
-    take.add_argument("suite", metavar="SUITE", help="paper or rehearsal")
-    take.add_argument("folder", type=Path, metavar="FOLDER", help="where the files of --export-state lie")
-    add_places(take)
-    take.set_defaults(handler=import_state, parser=take)
+def _add_carry(actions: Any) -> None:
+    for name, handler, meaning in (
+        ("export", export_state, "leave results and unfinished work in a few small files, while it runs or not"),
+        ("import", import_state, "take in what export or --export-state left"),
+    ):
+        action = actions.add_parser(name, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
+        action.add_argument("suite", metavar="SUITE", help="paper or rehearsal")
+        action.add_argument("folder", type=Path, metavar="FOLDER", help="where the files lie")
+        add_places(action)
+        if name == "export":
+            add_export_limit(action)
+        action.set_defaults(handler=handler, parser=action)
 
 
 def _cells(options: argparse.Namespace) -> tuple[list[Any], list[Any], Any]:
@@ -207,6 +221,21 @@ def run_fleet(options: argparse.Namespace) -> int:
         revision=options.revision, autotune=options.autotune,
         say=lambda text: print(f"[{short}] {text}", flush=True),
     )  # fmt: skip
+    return 0
+
+
+def export_state(options: argparse.Namespace) -> int:
+    """Pack what is there now; checkpoints are whole files, so that a running suite is not disturbed."""
+    from gibbsprune.errors import UserError
+    from gibbsprune.experiments import carry
+    from gibbsprune.experiments.suite import suite
+
+    if options.export_limit < 1:
+        raise UserError(f"--export-limit must be at least 1, but {options.export_limit} was given")
+    limit = options.export_limit * 2**20
+    written = carry.pack(suite(options.suite), *_places(options), options.folder, total=limit)
+    size = sum(file.stat().st_size for file in written)
+    print(f"{len(written)} files of together {size / 2**20:.1f} MiB in {options.folder}")
     return 0
 
 

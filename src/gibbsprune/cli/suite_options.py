@@ -38,6 +38,8 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--leave-unfinished", action="store_true", help="begin fleets that the budget will cut, too")
     how.add_argument("--workers", type=whole, metavar="N", help="fleets at the same time (1; ray: what fits)")
     add_checkpoints(how)
+    how.add_argument("--evaluate-every", type=whole, default=10, metavar="N", help="epochs between tests (10)")
+    how.add_argument("--autotune", action="store_true", help="cuDNN times its kernels: faster, last bits may differ")
     how.add_argument("--engine", default="local", metavar="NAME", help="local, or ray: fleets on a Ray cluster (local)")
     how.add_argument(
         "--address", metavar="HOST:PORT", help="of the Ray cluster (RAY_ADDRESS, one running here, a new one)"
@@ -60,11 +62,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the plan with its times; train nothing")
     parser.add_argument("--on", metavar="NAME", help="with --dry-run, times on another device, such as 'NVIDIA H200'")
     parser.add_argument("--revision", metavar="TEXT", help="of the source, for the record (asked of git)")
-    parser.add_argument("--evaluate-every", type=whole, default=10, metavar="N", help="epochs between tests (10)")
-    parser.add_argument("--autotune", action="store_true", help="cuDNN times its kernels: faster, last bits may differ")
     parser.add_argument(
         "--export-state", type=Path, metavar="FOLDER", help="leave results and unfinished work in a few small files"
     )
+    add_export_limit(parser)
+
+
+def add_export_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export-limit", type=whole, default=60, metavar="MIB", help="of these files together, in MiB (60)"
     )

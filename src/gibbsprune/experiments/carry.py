@@ -39,7 +39,10 @@ def pack(
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for group in _groups(everything, results, work):
-            contents = [(name, file.read_bytes()) for name, file in group]
+            try:
+                contents = [(name, file.read_bytes()) for name, file in group]
+            except FileNotFoundError:  # a fleet that has ended meanwhile
+                continue
             size = sum(len(content) for _, content in contents)
             if buffer.tell() + size > total and group[0][0].startswith("work/"):
                 say(f"left out of the state, which would be too large: {group[0][0]} ({size / 2**20:.1f} MiB)")

@@ -6,12 +6,12 @@ says what is varied; the values here are ours.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..training.recipes import RECIPES
-from ..training.spec import HAMILTONIANS as POSSIBLE
 from ..training.spec import RunSpec
 
 MODELS = ("resnet20", "resnet56")
@@ -31,8 +31,16 @@ ROUNDS = (1, 3, 5)
 #: Rates of fine-tuning to try beside the paper's 1e-5, at which few epochs bring back little of what pruning took.
 TUNE_RATES = (1e-4, 1e-3)
 
-#: β ranges and couplings that ``gibbsprune suite tune`` found better than the defaults, by structure and Hamiltonian.
-TUNED: dict[tuple[str, str], dict[str, float]] = {}
+#: β ranges and couplings that ``gibbsprune suite tune`` chose in short runs. The tables show the defaults and the
+#: paper's c; at full length these are variations beside them.
+CHOSEN: dict[tuple[str, str], dict[str, float]] = {
+    ("weight", "binary"): {"beta_end": 40.0}, ("weight", "sign"): {"beta_start": 0.1},
+    ("weight", "abs"): {"beta_start": 0.7},
+    ("kernel", "binary"): {"beta_end": 40.0}, ("kernel", "sign"): {"beta_start": 0.1},
+    ("kernel", "quadratic"): {"coupling": 0.1},
+    ("filter", "binary"): {"beta_end": 40.0}, ("filter", "sign"): {"beta_start": 0.1},
+    ("filter", "quadratic"): {"coupling": 0.1},
+}  # fmt: skip
 
 #: Stretched runs whose final draw agrees less than this with the converged mask are run again up to ``FINAL_BETA``.
 CONVERGED, FINAL_BETA = 0.999, 1e6
@@ -65,14 +73,7 @@ def run(
 ) -> RunSpec:
     """One run on CIFAR-10; filters are pruned to 75 %, everything else to 90 %, unless told otherwise."""
     options.setdefault("sparsity", SPARSITY[structure])
-    chosen = RECIPES[recipe]
-    if method == "gibbs":
-        tuned = dict(TUNED.get((structure, options.get("hamiltonian") or POSSIBLE[structure][0]), {}))
-        if "coupling" in tuned:
-            options.setdefault("coupling", tuned.pop("coupling"))
-        if tuned:
-            chosen = chosen.replace(**tuned)
-    return RunSpec("cifar10", model, method, structure, recipe=chosen, seed=seed, **options)
+    return RunSpec("cifar10", model, method, structure, recipe=RECIPES[recipe], seed=seed, **options)
 
 
 def dense(model: str, seed: int = 0, recipe: str = "paper") -> RunSpec:
@@ -90,11 +91,23 @@ def reinit(model: str, sparsity: float, seed: int = 0) -> RunSpec:
     return run(model, "reinit", sparsity=sparsity, seed=seed, settings={"from": source.name()})
 
 
-def lottery(model: str, rounds: int, seed: int = 0) -> RunSpec:
-    """The first training is that of the run with one round."""
-    if rounds == 1:
-        return run(model, "lottery", seed=seed, settings={"rounds": 1})
-    return run(model, "lottery", seed=seed, settings={"rounds": rounds, "from": lottery(model, 1, seed).name()})
+def lottery(model: str, rounds: int, seed: int = 0, number: int | None = None) -> RunSpec:
+    """Round ``number`` of a lottery, the last one unless told otherwise; all begin with the same first training.
+
+    Each round is a run of its own, as long as most others, so that they can be trained together.
+    """
+    number = rounds if number is None else number
+    if number == 0:
+        return run(model, "lottery", seed=seed, settings={"rounds": 1, "round": 0})
+    before = lottery(model, rounds, seed, number - 1).name()
+    return run(model, "lottery", seed=seed, settings={"rounds": rounds, "round": number, "from": before})
+
+
+def chain(spec: RunSpec) -> list[RunSpec]:
+    """A run, after the rounds before it if it is a lottery's."""
+    if spec.method != "lottery":
+        return [spec]
+    return [lottery(spec.model, spec.setting("rounds"), spec.seed, i) for i in range(spec.setting("round") + 1)]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -185,6 +198,16 @@ def modern(model: str) -> list[RunSpec]:
     return [dense(model, recipe="modern"), *gibbs]
 
 
+def tuned(model: str) -> list[RunSpec]:
+    """Beyond the paper: Gibbs pruning with what tuning chose in short runs."""
+    found = []
+    for (structure, hamiltonian), change in CHOSEN.items():
+        spec = run(model, structure=structure, hamiltonian=hamiltonian, coupling=change.get("coupling", 0.01))
+        betas = {name: value for name, value in change.items() if name != "coupling"}
+        found.append(spec.replace(recipe=spec.recipe.replace(**betas)))
+    return found
+
+
 def variations(model: str) -> list[Series]:
     """Beyond the paper: the methods that fine-tune, at higher rates, with the middle number of epochs."""
     epochs = TUNE_EPOCHS[1]
@@ -206,7 +229,8 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
     small, large = MODELS
     yield 1, table2(small) + table4(small) + table3(small) + short(small)
     yield 2, table2(large, (0,)) + table4(large, (0,)) + table3(large) + short(large)
-    yield 3, [spec for series in variations(small) for spec in series.specs] + stretched(small, (2, 4)) + long(small)
+    varied = [spec for series in variations(small) for spec in series.specs] + tuned(small)
+    yield 3, varied + stretched(small, (2, 4)) + long(small)
     yield 4, stretched(large, (2,)) + modern(small) + modern(large)
     yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
 
@@ -235,7 +259,7 @@ def cells() -> list[Cell]:
     places = _places()
     found: dict[str, Cell] = {}
     for step, specs in steps():
-        for spec in specs:
+        for spec in itertools.chain.from_iterable(map(chain, specs)):
             name = spec.name()
             found.setdefault(name, Cell(spec, step, tuple(places.get(name, ()))))
     return list(found.values())
@@ -256,7 +280,7 @@ def _places() -> dict[str, list[str]]:
         for number, figure in FIGURES.items():
             note(f"Figure {number}", [spec for series in figure(model) for spec in series.specs])
             note(f"Figure {number}", [dense(model)])
-        note("Variations", [spec for series in variations(model) for spec in series.specs])
+        note("Variations", [spec for series in variations(model) for spec in series.specs] + tuned(model))
     return places
 
 

@@ -1,7 +1,7 @@
 """Tunes what the paper calls manually tuned: β ranges of the binary, sign and abs Hamiltonians, and the coupling c.
 
 Short runs are compared on images held out of the *training* set; the test set is never looked at. A candidate takes
-the default's place only if it is better by more than such short runs differ by chance.
+the default's place only if its masks converge and it is better by more than such short runs differ by chance.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import drive, store
 from .paper import SPARSITY, Cell
 
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
+CONVERGED = 0.99  # the least agreement of its final draw with the converged mask: otherwise it has not pruned
 SPLIT_SEED = 0
 
 #: What is tried beside the default (empty), by structure and Hamiltonian. The binary β is the distance from N ln 2 and
@@ -93,7 +94,7 @@ def write(trial: Trial, results: Place, out: Path) -> None:
     first = store.read(store.path(results, trial.cells()[0].spec))
     record = {
         "data": trial.data, "model": trial.model, "epochs": trial.epochs, "seeds": list(trial.seeds),
-        "held_out_training_images": trial.holdout, "split_seed": SPLIT_SEED, "margin": MARGIN,
+        "held_out_training_images": trial.holdout, "split_seed": SPLIT_SEED, "margin": MARGIN, "converged": CONVERGED,
         "choice": {"-".join(pair): choice(rows, pair) for pair in trial.pairs()}, "evidence": rows,
         "environment": first["environment"], "revision": first["revision"],
     }  # fmt: skip
@@ -114,8 +115,8 @@ def evidence(trial: Trial, results: Place) -> Iterable[dict[str, Any]]:
 
 
 def choice(rows: Sequence[dict[str, Any]], pair: tuple[str, str]) -> dict[str, float]:
-    """The best candidate's change, or none where the default is about as good."""
+    """The change of the best candidate that converged, or none where the default is about as good."""
     mine = [row for row in rows if (row["structure"], row["hamiltonian"]) == pair]
     default = next(row for row in mine if not row["change"])
-    best = max(mine, key=lambda row: row["mean"])
+    best = max((row for row in mine if row["agreement"] >= CONVERGED or row is default), key=lambda row: row["mean"])
     return dict(best["change"]) if best["mean"] > default["mean"] + MARGIN else {}

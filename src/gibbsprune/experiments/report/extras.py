@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...training.places import Place, files
+from ...training.recipes import RECIPES
 from ...training.spec import RunSpec
 from ...training.summary import table
 from .. import paper
@@ -22,6 +23,9 @@ STRONGER = [
     ("resnet20", "iterative learning-rate rewinding", "1820–3094", "89.3 %", 91.04),
     ("resnet20", "one-shot learning-rate rewinding", "364", "89.3 %", 89.20),
 ]
+
+
+COUPLING = 0.01  # the paper's c
 
 
 def beyond(results: Results) -> list[str]:
@@ -44,20 +48,38 @@ def beyond(results: Results) -> list[str]:
 
 
 def variations(results: Results) -> list[str]:
-    """Results that no table and no figure of the paper asks for."""
+    """Results that no table and no figure of the paper asks for, beside those that differ from them in one thing."""
     asked = [cell.spec for cell in paper.cells() if cell.places != ("Variations",)]
     known = {family(spec) for one in asked for spec in (one, paper.hotter(one))}
-    rows = [
-        [f"`{group.records[0]['name']}`", str(group.epochs), number(group),
-         f"{group.mean('accuracy_recalibrated'):.2f}", f"{group.mean('sparsity'):.2f}",
-         f"{group.mean('agreement'):.2f}", str(len(group.records))]
-        for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name())
-        if key not in known
-    ]  # fmt: skip
+    rows = []
+    for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name()):
+        if key not in known:
+            change, plain = plainly(group.spec)
+            usual = results.of(plain) if change else None
+            rows.append([
+                f"`{group.records[0]['name']}`", change, str(group.epochs), number(group),
+                "" if usual is None else number(usual), f"{group.mean('accuracy_recalibrated'):.2f}",
+                f"{group.mean('sparsity'):.2f}", f"{group.mean('agreement'):.2f}", str(len(group.records)),
+            ])  # fmt: skip
     if not rows:
         return []
-    header = ["run", "epochs", "accuracy", "recalibrated", "sparsity, %", "agreement, %", "seeds"]
-    return ["## Variations", "Runs beside the paper's evaluation.", table(header, rows)]
+    header = ["run", "change", "epochs", "accuracy", "without", "recalibrated", "sparsity, %", "agreement, %", "seeds"]
+    text = "Runs beside the paper's evaluation: what was changed, and the accuracy with and without it."
+    return ["## Variations", text, table(header, rows, left=2)]
+
+
+def plainly(spec: RunSpec) -> tuple[str, RunSpec]:
+    """What is changed in a run against the paper's recipe, c and rate of fine-tuning, in words; and the run without."""
+    recipe = RECIPES.get(spec.recipe.name, spec.recipe)
+    mine, usual = spec.recipe.as_dict(), recipe.as_dict()
+    changes = {name: value for name, value in mine.items() if value != usual[name]}
+    plain = spec.replace(recipe=recipe, stretch=spec.stretch)
+    if spec.method == "gibbs" and spec.coupling != COUPLING:
+        changes["coupling"], plain = spec.coupling, plain.replace(coupling=COUPLING)
+    if "tune_rate" in spec.how.settings and spec.setting("tune_rate") != plain.how.settings["tune_rate"].default(plain):
+        changes["tune_rate"] = spec.setting("tune_rate")
+        plain = plain.replace(settings={k: v for k, v in dict(plain.settings).items() if k != "tune_rate"})
+    return ", ".join(f"{name} {value:g}" for name, value in changes.items() if isinstance(value, (int, float))), plain
 
 
 def tuning(folder: Place) -> list[str]:
@@ -82,18 +104,15 @@ def tuning(folder: Place) -> list[str]:
         parts.append(
             f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
             f"{record['held_out_training_images']:,} held-out training images ([raw](../results/tune/{file.name})). "
-            f"The default stays unless another is better by {100 * record['margin']:g} points."
+            f"The default stays unless another, whose masks converge, is better by {100 * record['margin']:g} points. "
+            "The tables keep the defaults and the paper's c; what is chosen is tried at full length under *Variations*."
         )
         parts.append(table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2))
     return parts
 
 
 def _verdict(row: dict[str, Any], choice: dict[str, Any]) -> str:
-    """Whether a candidate was chosen, and whether the runs of the tables were made with it."""
-    structure, hamiltonian, change = row["structure"], row["hamiltonian"], row["change"]
-    if choice[f"{structure}-{hamiltonian}"] != change:
-        return ""
-    return "chosen" if paper.TUNED.get((structure, hamiltonian), {}) == change else "better, not used above"
+    return "chosen" if choice[f"{row['structure']}-{row['hamiltonian']}"] == row["change"] else ""
 
 
 def not_run(specs: Sequence[RunSpec]) -> list[str]:

@@ -18,6 +18,7 @@ from ...training.folder import plain
 from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, published, store
+from .extras import plainly
 from .findings import NAMES, NETWORK, printed
 from .groups import Group, Results, family
 
@@ -49,7 +50,8 @@ def page_data(results: Results, folder: Place) -> dict[str, Any]:
     theirs = {family(spec): value for model in paper.MODELS for spec, value in printed(model)}
     for model in paper.MODELS:
         theirs[family(paper.run(model))] = published.HAMILTONIANS["weight"][model]["square"]
-    cells = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(results)]
+    shown = [group for group in results if not _part(group.spec)]
+    cells = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(shown)]
     wanted = [cell.spec for cell in paper.cells()]
     labels = sorted({cell["label"] for cell in cells if cell["method"] != "dense"}, key=_order)
     cells.sort(key=lambda cell: (cell["model"], cell["recipe"] != "paper", _order(cell["label"]), cell["epochs"]))
@@ -61,6 +63,12 @@ def page_data(results: Results, folder: Place) -> dict[str, Any]:
         "done": len(wanted) - len(store.missing(folder, wanted)),
         "total": len(wanted),
     }
+
+
+def _part(spec: RunSpec) -> bool:
+    """Whether a run is a round of a lottery that others follow."""
+    number = spec.setting("round") if spec.method == "lottery" else None
+    return number is not None and number < spec.setting("rounds")
 
 
 def _order(label: str) -> tuple[bool, bool, str]:
@@ -97,7 +105,8 @@ def label(spec: RunSpec) -> str:
     """What a run is called in a legend."""
     if spec.method == "gibbs":
         sampler = f", {spec.sampler}" if spec.sampler != "auto" else ""
-        return f"Gibbs, {NAMES[str(spec.hamiltonian)]}{sampler}"
+        change = "" if spec.stretch > 1 else plainly(spec)[0]
+        return f"Gibbs, {NAMES[str(spec.hamiltonian)]}{sampler}{change and f' ({change})'}"
     if spec.how.settings.get("tune_rate") and spec.setting("tune_rate") in paper.TUNE_RATES:
         return f"{METHODS.get(spec.method, spec.method)}, tuned at {spec.setting('tune_rate'):g}"
     if spec.method == "targeted-dropout":
