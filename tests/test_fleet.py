@@ -28,6 +28,7 @@ from gibbsprune import data
 from gibbsprune.errors import UserError
 from gibbsprune.recalibration import recalibrate
 from gibbsprune.threshold import kept_count
+from gibbsprune.training import engine as engines
 from gibbsprune.training.batches import Batches
 from gibbsprune.training.fleet import SHARED, Fleet
 from gibbsprune.training.recipes import RECIPES
@@ -200,7 +201,9 @@ def test_a_run_that_waits_alone_does_nothing(digits):
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_a_resumed_fleet_is_the_undisturbed_one_bit_for_bit(digits):
+@pytest.mark.parametrize("least", [engines.WORTH_COMPILING, 0], ids=["as it is", "compiled"])
+def test_on_cuda_a_resumed_fleet_is_the_undisturbed_one_bit_for_bit(digits, monkeypatch, least):
+    monkeypatch.setattr(engines, "WORTH_COMPILING", least)
     specs = [MIXED[0], MIXED[3], *UNEVEN]
     fleet = Fleet(specs, digits, "cuda")
     fleet.train_epoch()

@@ -1,7 +1,8 @@
 """The training loop's inside: one network, of one run or of many fused ones, on one device.
 
 A step makes a batch, draws the masks, computes loss and gradients, and updates the weights; on CUDA all of it is one
-captured graph. Learning rates and β are device tensors, filled between epochs; nothing waits for the host in an epoch.
+captured graph, compiled unless the training is short. Learning rates and β are device tensors, filled between epochs;
+nothing waits for the host in an epoch.
 
 Several processes (``ranks``) share the work of each step: every one has its rows of the batch, and the gradients are
 summed. Batch norms use the statistics of the process's own rows in training, as under DistributedDataParallel; their
@@ -40,6 +41,8 @@ from .spec import RunSpec
 
 EVALUATION_BATCH = 500
 RECALIBRATION_BATCHES = 40
+#: Steps times runs from which on compiling, half a minute and more, is won back by faster steps.
+WORTH_COMPILING = 75_000
 
 
 class Engine:
@@ -94,7 +97,7 @@ class Engine:
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
         self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
-        if device.type == "cuda":
+        if device.type == "cuda" and specs[0].own_epochs * self.batches.steps * self.runs >= WORTH_COMPILING:
             self.losses = compiled(self._losses)
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.
