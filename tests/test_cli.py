@@ -215,6 +215,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --seed 1.5", "--seed: must be a whole number, but '1.5' was given"),
         ("train --seeds 3-", "--seeds: must be different seeds such as 0-15 or 0,3,7, but '3-' was given"),
         ("train --seeds 1,1", "--seeds: must be different seeds such as 0-15 or 0,3,7, but '1,1' was given"),
+        ("train --seeds 0-99999", "--seeds: must be at most 10,000 seeds, but '0-99999' was given"),
         ("train --seed 1 --seeds 0-3", "give --seed or --seeds, not both"),
         ("train --epochs 0", "--epochs must be at least 1, but 0 was given"),
         (

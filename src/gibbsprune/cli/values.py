@@ -30,14 +30,20 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, but {text!r} was given") from None
 
 
+SEEDS = 10_000  # at most in one command, where more can only be a slip
+
+
 def seed_list(text: str) -> list[int]:
     """Seeds such as ``0-15`` or ``0,3,7-9``."""
     found: list[int] = []
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
-    except ValueError:
+            some = range(int(first), int(last) + 1) if dash else [int(first)]
+            if len(found) + len(some) > SEEDS:
+                raise argparse.ArgumentTypeError(f"must be at most {SEEDS:,} seeds, but {text!r} was given")
+            found += some
+    except (ValueError, OverflowError):
         found = []
     if not found or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"must be different seeds such as 0-15 or 0,3,7, but {text!r} was given")

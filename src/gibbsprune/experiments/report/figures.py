@@ -164,4 +164,7 @@ def _cut(panel: Any, least: float) -> None:
     if below:
         panel.set_ylim(bottom=least)
         text = "below: " + ", ".join(f"{label} {value:.1f}" for label, value in below.items())
-        panel.text(0.99, 0.01, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7, color=INK)
+        panel.text(
+            0.99, 0.015, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7, color=INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )  # fmt: skip
