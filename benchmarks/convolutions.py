@@ -53,7 +53,7 @@ def measure(shape: tuple[int, ...], runs: int, batch: int) -> dict[str, object]:
     wanted = [weight, x] if x.requires_grad else [weight]
     row: dict[str, object] = {"shape": shape}
     for name, way in (("cudnn", theirs), ("triton", ours)):
-        # Tables of weights are made by many small kernels here, and by one in a compiled step.
+        # Compiled as in a fleet, where the tables of weights are made by a kernel or two instead of many.
         forward = torch.compile(way, dynamic=False) if way is ours else way
         y = forward(x, weight, runs, stride)
         slope = torch.randn_like(y)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from fleet import synthetic
+from fleet import synthetic  # which also has every step compiled
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.training.engine import Engine
 from gibbsprune.training.recipes import RECIPES

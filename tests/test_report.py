@@ -192,6 +192,8 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     sign = paper.run("resnet20", hamiltonian="sign")
     assert extras.plainly(sign.replace(recipe=sign.recipe.replace(beta_start=0.1))) == ("beta_start 0.1", sign)
     assert extras.plainly(sign) == ("", sign)
+    short = sign.replace(recipe=sign.recipe.replace(epochs=4, anneal_epochs=3))
+    assert extras.plainly(short) == ("", short), "another length is no variation"
     for spec in (SQUARE[0], other, hot, fast, plain):
         store.write(tmp_path / "paper", spec, fake_results.result(spec))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")

@@ -106,10 +106,7 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     from gibbsprune.errors import UserError
     from gibbsprune.experiments.orders import Orders
 
-    for name in ("workers", "at_most", "evaluate_every", "export_limit"):
-        given = getattr(options, name, None)
-        if given is not None and given < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
+    _check_counts(options)
     for name, least in (("cpus", "above 0"), ("gpus", "0 or more")):
         given = getattr(options, name, None)
         if given is not None and (given < 0 or (given == 0 and name == "cpus")):
@@ -120,6 +117,15 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     if "checkpoint_every" in options:
         values["checkpoint_seconds"] = options.checkpoint_every
     return Orders(results, work, revision=getattr(options, "revision", None) or _revision(), **values)
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    from gibbsprune.errors import UserError
+
+    for name in ("workers", "at_most", "evaluate_every", "export_limit"):
+        given = getattr(options, name, None)
+        if given is not None and given < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
 
 
 def _places(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -226,12 +232,10 @@ def run_fleet(options: argparse.Namespace) -> int:
 
 def export_state(options: argparse.Namespace) -> int:
     """Pack what is there now; checkpoints are whole files, so that a running suite is not disturbed."""
-    from gibbsprune.errors import UserError
     from gibbsprune.experiments import carry
     from gibbsprune.experiments.suite import suite
 
-    if options.export_limit < 1:
-        raise UserError(f"--export-limit must be at least 1, but {options.export_limit} was given")
+    _check_counts(options)
     limit = options.export_limit * 2**20
     written = carry.pack(suite(options.suite), *_places(options), options.folder, total=limit)
     size = sum(file.stat().st_size for file in written)

@@ -7,7 +7,7 @@ says what is varied; the values here are ours.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,12 +200,16 @@ def modern(model: str) -> list[RunSpec]:
 
 def tuned(model: str) -> list[RunSpec]:
     """Beyond the paper: Gibbs pruning with what tuning chose in short runs."""
-    found = []
-    for (structure, hamiltonian), change in CHOSEN.items():
-        spec = run(model, structure=structure, hamiltonian=hamiltonian, coupling=change.get("coupling", 0.01))
-        betas = {name: value for name, value in change.items() if name != "coupling"}
-        found.append(spec.replace(recipe=spec.recipe.replace(**betas)))
-    return found
+    return [
+        changed(run(model, structure=structure, hamiltonian=hamiltonian), change)
+        for (structure, hamiltonian), change in CHOSEN.items()
+    ]
+
+
+def changed(spec: RunSpec, change: Mapping[str, float]) -> RunSpec:
+    """A run with another coupling or range of β."""
+    betas = {name: value for name, value in change.items() if name != "coupling"}
+    return spec.replace(recipe=spec.recipe.replace(**betas), coupling=change.get("coupling", spec.coupling))
 
 
 def variations(model: str) -> list[Series]:
@@ -221,6 +225,11 @@ def variations(model: str) -> list[Series]:
     ]  # fmt: skip
 
 
+def varied(model: str) -> list[RunSpec]:
+    """All runs beyond the paper that differ from one of its own in one thing."""
+    return [spec for series in variations(model) for spec in series.specs] + tuned(model)
+
+
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,8 +238,7 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
     small, large = MODELS
     yield 1, table2(small) + table4(small) + table3(small) + short(small)
     yield 2, table2(large, (0,)) + table4(large, (0,)) + table3(large) + short(large)
-    varied = [spec for series in variations(small) for spec in series.specs] + tuned(small)
-    yield 3, varied + stretched(small, (2, 4)) + long(small)
+    yield 3, varied(small) + stretched(small, (2, 4)) + long(small)
     yield 4, stretched(large, (2,)) + modern(small) + modern(large)
     yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
 
@@ -280,7 +288,7 @@ def _places() -> dict[str, list[str]]:
         for number, figure in FIGURES.items():
             note(f"Figure {number}", [spec for series in figure(model) for spec in series.specs])
             note(f"Figure {number}", [dense(model)])
-        note("Variations", [spec for series in variations(model) for spec in series.specs] + tuned(model))
+        note("Variations", varied(model))
     return places
 
 

@@ -19,7 +19,7 @@ from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 from . import drive, store
-from .paper import SPARSITY, Cell
+from .paper import SPARSITY, Cell, changed
 
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
 CONVERGED = 0.99  # the least agreement of its final draw with the converged mask: otherwise it has not pruned
@@ -60,12 +60,11 @@ class Trial:
 
     def run(self, pair: tuple[str, str], change: dict[str, float], seed: int) -> RunSpec:
         structure, hamiltonian = pair
-        recipe = scale_recipe(default_recipe(self.data), self.epochs)
-        recipe = recipe.replace(**{name: value for name, value in change.items() if name != "coupling"})
-        return RunSpec(
-            self.data, self.model, "gibbs", structure, hamiltonian, coupling=change.get("coupling", 0.01),
-            sparsity=SPARSITY[structure], recipe=recipe, seed=seed,
+        plain = RunSpec(
+            self.data, self.model, "gibbs", structure, hamiltonian, sparsity=SPARSITY[structure],
+            recipe=scale_recipe(default_recipe(self.data), self.epochs), seed=seed,
         )  # fmt: skip
+        return changed(plain, change)
 
     def cells(self) -> list[Cell]:
         return [Cell(self.run(pair, change, seed), 1)

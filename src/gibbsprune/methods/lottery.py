@@ -69,10 +69,10 @@ class Lottery(AfterTraining):
         check_recipe(spec, source.spec)
         if not source.kept:
             raise UserError(f"{named} holds the end of its training alone, not the first round's")
-        number = spec.setting("round") or 0
-        mine, other = _round(spec, number - 1), _round(source.spec, source.spec.setting("round"))
-        if number > 1 and mine != other:
-            raise UserError(f"round {number} of a lottery goes on from {mine}, but {named} is {other}")
+        if (number := spec.setting("round") or 0) > 1:
+            mine, other = _round(spec, number - 1), _round(source.spec, source.spec.setting("round"))
+            if mine != other:
+                raise UserError(f"round {number} of a lottery goes on from {mine}, but {named} is {other}")
 
     def save_at(self, spec: RunSpec, steps: int) -> int | None:
         if spec.setting("from"):

@@ -19,6 +19,7 @@ from gibbsprune.training.recipes import RECIPES, Recipe
 METHODS = tuple(methods.METHODS)
 STRUCTURES = ("weight", "kernel", "filter")
 PRECISIONS = ("auto", "float32", "bfloat16")
+COUPLING = 0.01  # the c that the paper found best
 
 #: The Hamiltonians possible for each structure; the first is the default (the best one in the paper).
 HAMILTONIANS = {
@@ -72,7 +73,7 @@ class RunSpec:
     method: str = "gibbs"
     structure: str = "weight"
     hamiltonian: str | None = None
-    coupling: float = 0.01
+    coupling: float = COUPLING
     sampler: str = "auto"
     sparsity: float = 0.9
     recipe: Recipe = None  # type: ignore[assignment]  # replaced by the data's default when not given
@@ -224,7 +225,7 @@ class RunSpec:
             law = [str(self.hamiltonian)] if self.method == "gibbs" else []
             parts += [self.structure, *law, f"{self.sparsity:g}"]
         if self.method == "gibbs":
-            if self.hamiltonian == "quadratic" and self.coupling != 0.01:
+            if self.hamiltonian == "quadratic" and self.coupling != COUPLING:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...training.places import Place, files
 from ...training.recipes import RECIPES
-from ...training.spec import RunSpec
+from ...training.spec import COUPLING, RunSpec
 from ...training.summary import table
 from .. import paper
 from .findings import NAMES, NETWORK, NOTHING, number
@@ -23,9 +23,6 @@ STRONGER = [
     ("resnet20", "iterative learning-rate rewinding", "1820–3094", "89.3 %", 91.04),
     ("resnet20", "one-shot learning-rate rewinding", "364", "89.3 %", 89.20),
 ]
-
-
-COUPLING = 0.01  # the paper's c
 
 
 def beyond(results: Results) -> list[str]:
@@ -69,17 +66,21 @@ def variations(results: Results) -> list[str]:
 
 
 def plainly(spec: RunSpec) -> tuple[str, RunSpec]:
-    """What is changed in a run against the paper's recipe, c and rate of fine-tuning, in words; and the run without."""
-    recipe = RECIPES.get(spec.recipe.name, spec.recipe)
-    mine, usual = spec.recipe.as_dict(), recipe.as_dict()
-    changes = {name: value for name, value in mine.items() if value != usual[name]}
-    plain = spec.replace(recipe=recipe, stretch=spec.stretch)
+    """What is changed in a run against its recipe's β, the paper's c and rate of fine-tuning; and the run without."""
+    usual = RECIPES.get(spec.recipe.name, spec.recipe)
+    betas = [name for name in ("beta_start", "beta_end") if getattr(spec.recipe, name) != getattr(usual, name)]
+    changes = {name: getattr(spec.recipe, name) for name in betas}
+    plain = spec.replace(recipe=spec.recipe.replace(**{name: getattr(usual, name) for name in betas}))
     if spec.method == "gibbs" and spec.coupling != COUPLING:
         changes["coupling"], plain = spec.coupling, plain.replace(coupling=COUPLING)
-    if "tune_rate" in spec.how.settings and spec.setting("tune_rate") != plain.how.settings["tune_rate"].default(plain):
+    if "tune_rate" in spec.how.settings and spec.setting("tune_rate") != spec.how.settings["tune_rate"].default(spec):
         changes["tune_rate"] = spec.setting("tune_rate")
         plain = plain.replace(settings={k: v for k, v in dict(plain.settings).items() if k != "tune_rate"})
-    return ", ".join(f"{name} {value:g}" for name, value in changes.items() if isinstance(value, (int, float))), plain
+    return in_words(changes), plain
+
+
+def in_words(changes: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in changes.items())
 
 
 def tuning(folder: Place) -> list[str]:
@@ -94,7 +95,7 @@ def tuning(folder: Place) -> list[str]:
         rows = [
             [
                 f"{row['structure']}, {NAMES[row['hamiltonian']]}",
-                ", ".join(f"{key} {value:g}" for key, value in row["change"].items()) or "default",
+                in_words(row["change"]) or "default",
                 f"{100 * row['mean']:.2f}",
                 f"{100 * row['agreement']:.2f}",
                 _verdict(row, record["choice"]),
