@@ -52,11 +52,12 @@ def measure(shape: tuple[int, ...], runs: int, batch: int) -> dict[str, object]:
     weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
     wanted = [weight, x] if x.requires_grad else [weight]
     row: dict[str, object] = {"shape": shape}
+    torch.compiler.reset()  # else the limit of recompilations leaves the later shapes uncompiled
     for name, way in (("cudnn", theirs), ("triton", ours)):
         # Compiled as in a fleet, where the tables of weights are made by a kernel or two instead of many.
         forward = torch.compile(way, dynamic=False) if way is ours else way
-        y = forward(x, weight, runs, stride)
-        slope = torch.randn_like(y)
+        with torch.no_grad():  # no graph of another stream may live on into the capture
+            slope = torch.randn_like(forward(x, weight, runs, stride))
 
         def both(forward: Callable[..., Tensor] = forward, slope: Tensor = slope) -> object:
             return torch.autograd.grad(forward(x, weight, runs, stride), wanted, slope)

@@ -162,12 +162,37 @@ def test_dependents_come_after_their_source(places):
             assert at[source] < at[cell.name]
 
 
+def followers(name: str) -> int:
+    """Of step 1, how many cells wait one after another for the end of this one."""
+    waiting = [cell.name for cell in CELLS if cell.step == 1 and suite.source(cell.spec) == name]
+    return max((1 + followers(other) for other in waiting), default=0)
+
+
+def test_long_chains_begin_first(places):
+    state = look(places, step=[2])
+    lottery = [cell.name for cell in CELLS if cell.step == 2 and cell.spec.method == "lottery"]
+    fleets = planner.plan(state, places[1], H200, at_most=15)
+    at = {spec.name(): i for i, fleet in enumerate(fleets) for spec in fleet.specs}
+    assert [at[name] for name in lottery if "-round0-" in name] == [0]
+    assert {at[name] for name in lottery if "-round1-" in name} == {1}
+
+
+def test_a_long_chain_of_a_later_step_does_not_come_before_an_earlier_step():
+    first, soon, *chain = [paper.run("resnet20", seed=seed) for seed in range(3)]
+    last = paper.run("resnet20", "reinit", settings={"from": chain[0].name()})
+    ready = [Cell(first, 1), Cell(chain[0], 2), Cell(soon, 1)]
+    state = planner.Survey(ready=ready, waiting=[Cell(last, 2)], queue=[*ready, Cell(last, 2)])
+    fleets = planner.plan(state, place("w"), H200, at_most=2)
+    assert [list(fleet.specs) for fleet in fleets] == [[first, soon], [chain[0]], [last]]
+
+
 def test_the_most_important_cells_that_fit_are_taken(places):
     state = look(places, step=[1])
     fleets = planner.plan(state, places[1], H200, budget=600.0)
     assert sum(fleet.seconds for fleet in fleets) <= 600
     taken = list(fleets[0].specs)
-    same = [cell.spec for cell in state.ready if cell.spec.own_epochs == 200]
+    first, *others = [cell.spec for cell in state.ready if cell.spec.own_epochs == 200]
+    same = [first, *sorted(others, key=lambda spec: -followers(spec.name()))]
     assert taken == same[: len(taken)]
     assert len(taken) == 16 or H200.seconds(same[: len(taken) + 1]) > 600
     assert planner.plan(state, places[1], H200, budget=70.0) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UserError
@@ -125,12 +125,12 @@ def plan(
             budget -= fleets[-1].seconds
             trained |= {spec.name() for spec in specs}
     waiting = {cell.name for cell in state.waiting}
-    left = [cell.spec for cell in state.queue]
+    left, urgency = [cell.spec for cell in state.queue], _urgency(state.queue)
     while budget > 0:
         ready = [spec for spec in left if spec.name() not in waiting or source(spec) in trained]
         if not ready:
             break
-        group = _group(ready, at_most)
+        group = _group(ready, at_most, urgency)
         if pace.seconds(group) > budget and not leave_unfinished:
             group = [spec for spec in group if spec.own_epochs <= ready[0].own_epochs]
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
@@ -146,17 +146,29 @@ def plan(
     return fleets
 
 
-def _group(ready: Sequence[RunSpec], at_most: int) -> list[RunSpec]:
+def _urgency(queue: Sequence[Cell]) -> dict[str, tuple[int, int]]:
+    """By which to choose among cells: their step, then how many trainings, one after another, wait for their end."""
+    chain: dict[str, int] = {}
+    for cell in reversed(queue):  # in the queue a source precedes what starts from it
+        wanted = source(cell.spec)
+        if wanted is not None:
+            chain[wanted] = max(chain.get(wanted, 0), 1 + chain.get(cell.name, 0))
+    return {cell.name: (cell.step, -chain.get(cell.name, 0)) for cell in queue}
+
+
+def _group(ready: Sequence[RunSpec], at_most: int, urgency: Mapping[str, tuple[int, int]]) -> list[RunSpec]:
     """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them.
 
-    A run that nothing equals in length, and that alone would leave most of a GPU idle, works beside longer ones.
+    Where not all find room, those come first for which others wait: a lottery's rounds can only follow each other. A
+    run that nothing equals in length, and that alone would leave most of a GPU idle, works beside longer ones.
     """
     first, longest = ready[0], ready[0].own_epochs
     alike = [spec for spec in ready[1:] if kind(spec) == kind(first)]
     if all(spec.own_epochs != longest for spec in alike):
         longest = max([longest, *(spec.own_epochs for spec in alike)])
     others = [spec for spec in alike if spec.own_epochs <= longest]
-    chosen = [first, *sorted(others, key=lambda spec: -spec.own_epochs)[: at_most - 1]]
+    others.sort(key=lambda spec: (-spec.own_epochs, *urgency[spec.name()]))
+    chosen = [first, *others[: at_most - 1]]
     return sorted(chosen, key=lambda spec: -spec.own_epochs)
 
 
