@@ -230,6 +230,13 @@ def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tm
     text = files[0].read_text()
     assert ">not run<" in text
     assert ">below: Li et al. 31.0<" in text
+    tuned = [spec for series in paper.variations("resnet20") for spec in series.specs if spec.method == "filter-l1"]
+    longer = paper.after_dense("resnet20", "filter-l1", "filter", tune_epochs=10)
+    found = some((far, 0.31), (longer, 0.4), *((spec, 0.84) for spec in tuned))
+    text = figures.draw("6", found, tmp_path)[0].read_text()
+    assert ">below: Li et al. 31.0 and 40.0<" in text
+    for rate in ("0.0001", "0.001"):
+        assert text.count(f">Li et al. (fine-tuned at {rate})<") == 1
     assert figures.draw("4", some((SQUARE[0], 0.9)), tmp_path)[1].stat().st_size > 5000
 
 

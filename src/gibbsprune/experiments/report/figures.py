@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ STYLES = {
     "targeted dropout": ("#CC79A7", ""), "ramping targeted dropout": ("#E69F00", ""),
     "stretch 1": ("#56B4E9", "o"), "stretch 2": ("#0072B2", "s"), "stretch 4": ("#08306B", "^"),
 }  # fmt: skip
+#: Of markers for fine-tuning at a higher rate than the paper's.
+FILLS = dict(zip(paper.TUNE_RATES, ("left", "none")))
 DEPTH = 12.0  # points under the paper's Gibbs pruning, below which nothing is drawn
 INK, FAINT = "#222222", "#DDDDDD"
 
@@ -76,6 +79,14 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
         elif groups:
             _points(panel, [group.epochs for group in groups], groups, colour, marker, series.label)
     structure = {"3": "weight", "5": "kernel", "6": "filter"}[number]
+    for series in paper.variations(model):
+        groups = [g for spec in series.specs if spec.structure == structure and (g := results.of(spec)) is not None]
+        for group in groups:
+            colour, marker = STYLES[series.label.partition(" (")[0]]
+            fill = FILLS[group.spec.setting("tune_rate")]
+            panel.plot([group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,
+                       markerfacecoloralt="white", label=series.label)  # fmt: skip
+            drawn = True
     if (dense := results.of(paper.dense(model))) is not None:
         panel.axhline(dense.mean(), color=INK, linestyle="--", linewidth=1, label="dense")
         drawn = True
@@ -151,19 +162,18 @@ def _legend(axes: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 def _cut(panel: Any, least: float) -> None:
     """Leaves what is far below out of view, so that the rest can be told apart; names it at the lower edge."""
-    below: dict[str, float] = {}
-    for line in panel.get_lines():
-        label, values = str(line.get_label()), list(line.get_ydata())
-        for value in values:
-            if value < least and not label.startswith("_"):
-                below[label] = min(value, below.get(label, value))
-    for container in panel.containers:
-        for value in container[0].get_ydata():
+    lines = [(str(line.get_label()), line) for line in panel.get_lines()]
+    lines = [pair for pair in lines if not pair[0].startswith("_")]
+    lines += [(container.get_label(), container[0]) for container in panel.containers]
+    below: dict[str, set[float]] = {}
+    for label, line in lines:
+        for value in line.get_ydata():
             if value < least:
-                below[container.get_label()] = min(value, below.get(container.get_label(), value))
+                below.setdefault(label, set()).add(value)
     if below:
         panel.set_ylim(bottom=least)
-        text = "below: " + ", ".join(f"{label} {value:.1f}" for label, value in below.items())
+        each = {label: " and ".join(f"{value:.1f}" for value in sorted(values)) for label, values in below.items()}
+        text = textwrap.fill("below: " + ", ".join(f"{label} {values}" for label, values in each.items()), 60)
         panel.text(
             0.99, 0.015, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7, color=INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
