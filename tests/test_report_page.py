@@ -116,6 +116,45 @@ def test_the_papers_numbers_can_be_hidden(full):
     assert full.evaluate("document.querySelectorAll('.star').length") == 0
 
 
+def test_methods_can_be_hidden_and_shown_again(full):
+    names = "[...document.querySelectorAll('#legend button')].map((b) => b.textContent)"
+    before, listed = picture(full), full.evaluate(names)
+    press = (
+        "[...document.querySelectorAll('#legend button')].find((b) => b.textContent === 'IMP with rewinding').click()"
+    )
+    full.evaluate(press)
+    marks = full.evaluate("[...document.querySelectorAll('.mark')].map((m) => m.getAttribute('aria-label'))")
+    assert marks
+    assert not any(mark.startswith("IMP") for mark in marks)
+    assert full.evaluate(names) == listed, "what is hidden stays in the list"
+    assert full.evaluate("document.activeElement.getAttribute('aria-pressed')") == "false"
+    full.evaluate(press)
+    assert picture(full) == before
+    full.evaluate("state.hidden = new Set(data.labels); draw()")
+    assert "all are hidden" in picture(full)
+    assert full.errors == []
+
+
+def test_a_close_view_leaves_far_results_at_its_edge(full):
+    """By arrows that can be pointed at; where all are shown there are none."""
+    far = "shown().filter((c) => c.accuracy < Math.max(...shown().map((d) => d.accuracy)) - 15).length"
+    full.evaluate("shown()[0].accuracy = 40; draw()")
+    assert full.evaluate(far) >= 1
+    arrows = "document.querySelectorAll('.mark .beyond').length"
+    assert full.evaluate(arrows) >= full.evaluate(far)
+    at = "[...document.querySelectorAll('.mark .ring')].map((ring) => Number(ring.getAttribute('cy')))"
+    height = full.evaluate("document.querySelector('#plot svg').viewBox.baseVal.height")
+    assert all(0 < place <= height - 40 for place in full.evaluate(at))
+    full.choose("metric", "lost")
+    assert full.evaluate(arrows) >= 1
+    assert all(26 <= place <= height - 40 for place in full.evaluate(at))
+    full.evaluate("document.getElementById('close').click()")
+    assert full.evaluate(arrows) == 0
+    full.choose("metric", "agreement")
+    assert full.evaluate("document.getElementById('close').disabled")
+    assert full.errors == []
+
+
 def test_a_marker_tells_its_details_and_shows_its_layers(full):
     place = full.evaluate(
         "(() => { const marks = [...document.querySelectorAll('.mark')];"

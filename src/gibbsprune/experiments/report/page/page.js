@@ -7,19 +7,20 @@ const colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 const networks = { resnet20: "ResNet-20", resnet56: "ResNet-56" };
 const structures = { weight: "weights", kernel: "kernels", filter: "filters" };
 const metrics = {
-  accuracy: { name: "test accuracy, %", get: (c) => c.accuracy, paper: (c) => c.paper },
-  lost: { name: "points lost against dense", get: (c) => lost(c, c.accuracy), paper: (c) => paperLost(c) },
-  recalibrated: { name: "accuracy, batch norm recalibrated, %", get: (c) => c.recalibrated, paper: () => null },
+  accuracy: { name: "test accuracy, %", get: (c) => c.accuracy, paper: (c) => c.paper, better: 1 },
+  lost: { name: "points lost against dense", get: (c) => lost(c, c.accuracy), paper: (c) => paperLost(c), better: -1 },
+  recalibrated: { name: "accuracy, batch norm recalibrated, %", get: (c) => c.recalibrated, paper: () => null, better: 1 },
   nonzero: { name: "parameters left, thousands", get: (c) => c.nonzero / 1000, paper: () => null },
   agreement: { name: "agreement with the converged mask, %", get: (c) => c.agreement, paper: () => null },
 };
 const axes = {
-  sparsity: { name: "sparsity, %", get: (c) => c.target, place: (v) => -Math.log2(1 - v / 100) },
-  epochs: { name: "total epochs", get: (c) => c.epochs, place: (v) => Math.log2(v) },
+  sparsity: { name: "sparsity, %", get: (c) => c.target },
+  epochs: { name: "total epochs", get: (c) => c.epochs },
 };
 const shares = { usual: "as in the paper", all: "all" };
 const usual = { weight: 90, kernel: 90, filter: 75 };
-const state = { cell: null };
+const depth = 12;  // points behind the best, beyond which a close view leaves results at its edge
+const state = { cell: null, hidden: new Set() };
 
 // -- data --------------------------------------------------------------------------------------------------------------
 
@@ -80,29 +81,26 @@ function draw() {
   const box = byId("plot"), metric = metrics[state.metric], axis = axes[state.axis];
   const width = Math.max(280, box.clientWidth), height = Math.round(Math.min(440, Math.max(300, width * 0.55)));
   const margin = { left: 46, right: 14, top: 26, bottom: 40 };
-  const cells = shown(), stars = byId("stars").checked ? cells.filter((c) => metric.paper(c) !== null) : [];
+  const all = shown(), cells = all.filter((c) => !state.hidden.has(c.label));
+  const stars = byId("stars").checked ? cells.filter((c) => metric.paper(c) !== null) : [];
   const dense = data.cells.find((c) => c.method === "dense" && c.model === state.model && c.recipe === state.recipe);
   const level = dense === undefined ? null : metric.get(dense);
   box.replaceChildren();
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "plot" }, box);
   svg("text", { x: 0, y: 14 }, picture, metric.name);
   if (cells.length === 0) {
-    svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, picture,
+    svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, picture, all.length ? "all are hidden" :
       shown("all").length ? "not run at the paper's sparsity; choose all" : "not run");
-    legend(cells, stars, level);
-    table(cells);
+    legend(all, stars, level);
+    table(all);
     return;
   }
   const values = cells.map(metric.get).concat(stars.map(metric.paper));
   if (level !== null && state.metric !== "nonzero") values.push(level);
-  let low = Math.min(...values), high = Math.max(...values);
-  const room = Math.max(0.08 * (high - low), 0.05);
-  low -= room; high += room;
-  const steps = [...new Set(cells.map(axis.get))].sort((a, b) => a - b), places = steps.map(axis.place);
-  const first = Math.min(...places) - 0.25, last = Math.max(...places) + 0.25;
-  const x = (v) => margin.left + (axis.place(v) - first) / (last - first) * (width - margin.left - margin.right);
-  const at = lanes(cells, steps.map(x), x(steps[0]) - margin.left, (c) => x(axis.get(c)));
+  const [low, high] = limits(values, metric.better);
+  const { at, begin, middle, steps } = slots(cells, axis, margin.left, width - margin.right);
   const y = (v) => height - margin.bottom - (v - low) / (high - low) * (height - margin.top - margin.bottom);
+  const inside = (v) => v >= low && v <= high;
 
   for (const v of ticks(low, high, 6)) {
     svg("line", { x1: margin.left, x2: width - margin.right, y1: y(v), y2: y(v), class: "grid" }, picture);
@@ -110,30 +108,55 @@ function draw() {
   }
   let taken = -Infinity;
   for (const v of steps) {
-    if (x(v) - taken < 34) continue;
-    taken = x(v);
+    svg("line", { x1: begin(v), x2: begin(v), y1: margin.top, y2: height - margin.bottom, class: "grid" }, picture);
+    if (middle(v) - taken < 26) continue;
+    taken = middle(v);
     svg("text", { x: taken, y: height - margin.bottom + 18, "text-anchor": "middle" }, picture, String(v));
   }
-  svg("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, picture, axis.name);
-  if (level !== null && level >= low && level <= high) {
+  svg("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, picture,
+    `${axis.name} (not to scale)`);
+  if (level !== null && inside(level)) {
     svg("line", { x1: margin.left, x2: width - margin.right, y1: y(level), y2: y(level), class: "dense" }, picture);
   }
-  lines(cells, metric, axis, at, y, picture);
-  for (const cell of stars) {
+  const frame = svg("clipPath", { id: "frame-of-plot" }, picture);
+  svg("rect", { x: margin.left, y: y(high), width: width - margin.left - margin.right, height: y(low) - y(high) }, frame);
+  lines(cells, metric, axis, at, y, svg("g", { "clip-path": "url(#frame-of-plot)" }, picture));
+  for (const cell of stars.filter((c) => inside(metric.paper(c)))) {
     svg("path", { d: starPath(at(cell), y(metric.paper(cell)), 7), class: "star",
       stroke: colourOf(cell.label), "stroke-width": 1.4 }, picture);
   }
-  for (const cell of cells) marker(cell, at(cell), y(metric.get(cell)), y, metric, picture);
-  legend(cells, stars, level);
-  table(cells);
+  for (const cell of cells) {
+    const value = metric.get(cell), edge = Math.min(high, Math.max(low, value));
+    marker(cell, at(cell), y(edge), inside(value) ? 0 : value < low ? 1 : -1, y, metric, picture);
+  }
+  legend(all, stars, level);
+  table(all);
 }
 
-// Methods stand side by side at each step of the axis, as far apart as the steps and the edge allow.
-function lanes(cells, steps, edge, middle) {
-  const labels = data.labels.filter((l) => cells.some((c) => c.label === l));
-  const room = Math.min(2 * edge, ...steps.slice(1).map((v, i) => v - steps[i]));
-  const gap = Math.min(14, room / (labels.length + 1));
-  return (cell) => middle(cell) + gap * (labels.indexOf(cell.label) - (labels.length - 1) / 2);
+// From the worst to the best with some room, or in a close view no further than ``depth`` points from the best.
+function limits(values, better) {
+  let low = Math.min(...values), high = Math.max(...values);
+  if (byId("close").checked && better > 0) low = Math.max(low, high - depth);
+  if (byId("close").checked && better < 0) high = Math.min(high, low + depth);
+  const room = Math.max(0.08 * (high - low), 0.05);
+  return [low - room, high + room];
+}
+
+// Every step of the axis is as wide as the methods that stand there side by side.
+function slots(cells, axis, left, right) {
+  const steps = [...new Set(cells.map(axis.get))].sort((a, b) => a - b);
+  const labels = new Map(steps.map((v) =>
+    [v, data.labels.filter((l) => cells.some((c) => c.label === l && axis.get(c) === v))]));
+  const first = new Map();
+  let total = 0;
+  for (const v of steps) {
+    first.set(v, total);
+    total += labels.get(v).length + 1;
+  }
+  const unit = (right - left) / total;
+  const at = (c) => left + unit * (first.get(axis.get(c)) + 1 + labels.get(axis.get(c)).indexOf(c.label));
+  const middle = (v) => left + unit * (first.get(v) + (labels.get(v).length + 1) / 2);
+  return { at, begin: (v) => left + unit * first.get(v), middle, steps };
 }
 
 function lines(cells, metric, axis, at, y, picture) {
@@ -153,17 +176,21 @@ function lines(cells, metric, axis, at, y, picture) {
   }
 }
 
-function marker(cell, x, y, scale, metric, picture) {
+// ``beyond``: 1 where the result lies under the plot, -1 where above; an arrow at its edge then.
+function marker(cell, x, y, beyond, scale, metric, picture) {
   const group = svg("g", { class: "mark", tabindex: 0, role: "button", "data-id": cell.id,
     "aria-label": describe(cell) }, picture);
   if (cell === state.cell) group.classList.add("chosen");
   const colour = colourOf(cell.label);
-  if (cell.deviation !== null && ["accuracy", "lost"].includes(state.metric)) {
+  if (cell.deviation !== null && !beyond && ["accuracy", "lost"].includes(state.metric)) {
     const middle = metric.get(cell);
     svg("line", { x1: x, x2: x, y1: scale(middle - cell.deviation), y2: scale(middle + cell.deviation),
       stroke: colour, "stroke-width": 1.5 }, group);
   }
-  if (cell.method === "gibbs") svg("circle", { cx: x, cy: y, r: 5, fill: colour }, group);
+  if (beyond) {
+    const points = `${x - 5},${y - 5 * beyond} ${x + 5},${y - 5 * beyond} ${x},${y + 5 * beyond}`;
+    svg("polygon", { points, fill: "none", stroke: colour, "stroke-width": 1.5, class: "beyond" }, group);
+  } else if (cell.method === "gibbs") svg("circle", { cx: x, cy: y, r: 5, fill: colour }, group);
   else svg("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9, fill: colour }, group);
   svg("circle", { cx: x, cy: y, r: 11, class: "ring" }, group);
   const tell = () => { byId("details").textContent = describe(cell); };
@@ -188,18 +215,30 @@ function starPath(x, y, r) {
 function legend(cells, stars, level) {
   const list = byId("legend");
   list.replaceChildren();
-  const add = (text, colour, round) => {
-    const item = document.createElement("li"), dot = document.createElement("i");
-    dot.style.background = colour;
-    dot.style.borderRadius = round ? "50%" : "0";
-    item.append(...(colour ? [dot, text] : [text]));
+  const add = (...content) => {
+    const item = document.createElement("li");
+    item.append(...content);
     list.append(item);
   };
   for (const label of data.labels.filter((l) => cells.some((c) => c.label === l))) {
-    add(label, colourOf(label), label.startsWith("Gibbs"));
+    const button = document.createElement("button"), dot = document.createElement("i");
+    button.type = "button";
+    button.title = "show or hide";
+    button.setAttribute("aria-pressed", String(!state.hidden.has(label)));
+    dot.style.background = colourOf(label);
+    dot.style.borderRadius = label.startsWith("Gibbs") ? "50%" : "0";
+    button.append(dot, label);
+    button.addEventListener("click", () => toggle(label));
+    add(button);
   }
-  if (level !== null && cells.length) add("┄ dense", null);
-  if (stars.length) add("☆ paper", null);
+  if (level !== null && cells.length) add("┄ dense");
+  if (stars.length) add("☆ paper");
+}
+
+function toggle(label) {
+  if (!state.hidden.delete(label)) state.hidden.add(label);
+  draw();
+  [...byId("legend").querySelectorAll("button")].find((b) => b.textContent === label).focus();
 }
 
 function table(cells) {
@@ -320,6 +359,7 @@ function options(id, names) {
 function update() {
   for (const id of ["model", "structure", "metric", "axis", "share", "recipe"]) state[id] = byId(id).value;
   byId("share").disabled = state.axis === "sparsity";
+  byId("close").disabled = metrics[state.metric].better === undefined;
   draw();
   offerCells();
 }
