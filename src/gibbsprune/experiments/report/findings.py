@@ -179,7 +179,8 @@ def other_methods(results: Results) -> Iterator[str]:
             if top is not plain:
                 text += f"; stretched to {top.epochs} epochs ({top.mean():.2f}) {relation[clearly(top, strongest)]} it"
             lacking = sum(results.of(spec) is None for line in series[1:] for spec in line.specs)
-            yield text + (f"; {lacking} points of the other methods {NOTHING}." if lacking else ".")
+            missing = f"; {lacking} of the other methods' points {NOTHING}" if lacking else ""
+            yield f"{text}{missing}."
 
 
 def stretching(results: Results) -> Iterator[str]:
