@@ -190,6 +190,7 @@ def figure6(model: str) -> list[Series]:
 
 TABLES: dict[str, Callable[[str], list[RunSpec]]] = {"II": table2, "III": table3, "IV": table4}
 FIGURES: dict[str, Callable[[str], list[Series]]] = {"3": figure3, "4": figure4, "5": figure5, "6": figure6}
+COMPARED = {"3": "weight", "5": "kernel", "6": "filter"}  # figures that compare methods, each in one structure
 
 
 def modern(model: str) -> list[RunSpec]:
@@ -212,7 +213,7 @@ def changed(spec: RunSpec, change: Mapping[str, float]) -> RunSpec:
     return spec.replace(recipe=spec.recipe.replace(**betas), coupling=change.get("coupling", spec.coupling))
 
 
-def variations(model: str) -> list[Series]:
+def variations(model: str, structures: Sequence[str] = tuple(SPARSITY)) -> list[Series]:
     """Beyond the paper: the methods that fine-tune, at higher rates, with the middle number of epochs."""
     epochs = TUNE_EPOCHS[1]
     kinds = [("Han et al.", "magnitude", "weight", epochs), ("Li et al.", "filter-l1", "kernel", epochs),
@@ -222,6 +223,7 @@ def variations(model: str) -> list[Series]:
                (after_dense(model, method, structure, tune_epochs=length, tune_rate=rate),))
         for rate in TUNE_RATES
         for label, method, structure, length in kinds
+        if structure in structures
     ]  # fmt: skip
 
 
@@ -245,13 +247,13 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
 
 def short(model: str) -> list[RunSpec]:
     """All methods of Figures 3, 5 and 6, unstretched, where there is a cost knob at its two lowest settings."""
-    every = [series for figure in ("3", "5", "6") for series in FIGURES[figure](model)]
+    every = [series for figure in COMPARED for series in FIGURES[figure](model)]
     return [spec for series in every for spec in series.specs[: 1 if series.label == "Gibbs" else 2]]
 
 
 def long(model: str) -> list[RunSpec]:
     """The longer settings of the methods with a cost knob."""
-    every = [series for figure in ("3", "5", "6") for series in FIGURES[figure](model)]
+    every = [series for figure in COMPARED for series in FIGURES[figure](model)]
     return [spec for series in every if series.label != "Gibbs" for spec in series.specs[2:]]
 
 

@@ -78,10 +78,9 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
                 panel.axhline(group.mean(), color=colour, linestyle=":", linewidth=1.6, label=series.label)
         elif groups:
             _points(panel, [group.epochs for group in groups], groups, colour, marker, series.label)
-    structure = {"3": "weight", "5": "kernel", "6": "filter"}[number]
-    for series in paper.variations(model):
-        groups = [g for spec in series.specs if spec.structure == structure and (g := results.of(spec)) is not None]
-        for group in groups:
+    structure = paper.COMPARED[number]
+    for series in paper.variations(model, [structure]):
+        if (group := results.of(series.specs[0])) is not None:
             colour, marker = STYLES[series.label.partition(" (")[0]]
             fill = FILLS[group.spec.setting("tune_rate")]
             panel.plot([group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,

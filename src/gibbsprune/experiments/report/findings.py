@@ -153,14 +153,13 @@ def random_masks(results: Results) -> Iterator[str]:
 
 
 def other_methods(results: Results) -> Iterator[str]:
-    for number_, structure in (("3", "weight"), ("5", "kernel"), ("6", "filter")):
+    for number_, structure in paper.COMPARED.items():
         for model in paper.MODELS:
             series = paper.FIGURES[number_](model)
-            varied = [line for line in paper.variations(model) if line.specs[0].structure == structure]
             gibbs = [group for spec in series[0].specs if (group := results.of(spec)) is not None]
             others = [
                 (line.label, group)
-                for line in (*series[1:], *varied)
+                for line in (*series[1:], *paper.variations(model, [structure]))
                 for spec in line.specs
                 if (group := results.of(spec))
             ]
