@@ -132,7 +132,7 @@ def test_half_done_fleets_are_continued_first_and_as_they_were(places):
     assert [(fleet.specs, fleet.folder, fleet.done) for fleet in fleets] == [(tuple(pair), folder, 150)]
     assert fleets[0].seconds < H200.seconds(pair)
     assert planner.plan(state, work, H200, budget=100.0, busy=[folder]) == []
-    assert planner.plan(state, work, H200, budget=80.0) == [], "no time for more than a start"
+    assert planner.plan(state, work, H200, budget=60.0) == [], "no time for more than a start"
     assert look(places, arch="resnet56", step=[2]).begun == {}
     (folder / "cells.json").write_text("{")
     with pytest.raises(UserError, match=r"cells\.json cannot be read"):
@@ -195,8 +195,8 @@ def test_the_most_important_cells_that_fit_are_taken(places):
     same = [first, *sorted(others, key=lambda spec: -followers(spec.name()))]
     assert taken == same[: len(taken)]
     assert len(taken) == 16 or H200.seconds(same[: len(taken) + 1]) > 600
-    assert planner.plan(state, places[1], H200, budget=70.0) == []
-    assert planner.plan(state, places[1], H200, budget=70.0, leave_unfinished=True) == []
+    assert planner.plan(state, places[1], H200, budget=60.0) == []
+    assert planner.plan(state, places[1], H200, budget=60.0, leave_unfinished=True) == []
     cut = planner.plan(state, places[1], H200, budget=100.0, leave_unfinished=True)
     assert [len(fleet.specs) for fleet in cut] == [16]
     few = [len(fleet.specs) for fleet in planner.plan(state, places[1], H200, 600.0, at_most=3)]
@@ -216,8 +216,25 @@ def test_a_run_without_company_works_beside_longer_ones():
     fleets = planner.plan(state, work, H200, budget=enough)
     assert [list(fleet.specs) for fleet in fleets] == [[alone]], "the first comes first where not all fit"
     assert list(planner.plan(state, work, H200, at_most=2)[0].specs) == [longer[0], alone]
-    many = planner.Survey(ready=cells[4:], queue=[*cells[4:], *cells[:4]])
-    assert set(planner.plan(many, work, H200)[0].specs) == set(short), "those with company do not wait for longer ones"
+    later = [Cell(spec, 2) for spec in (alone, *longer)]
+    state = planner.Survey(ready=[*cells[4:], *later], queue=[*cells[4:], *later])
+    assert set(planner.plan(state, work, H200)[0].specs) == set(short), "an earlier step does not wait for a later one"
+    many = [Cell(paper.run("resnet20", seed=seed), 1) for seed in range(planner.FULL)]
+    state = planner.Survey(ready=[*many, *cells[:4]], queue=[*many, *cells[:4]])
+    assert set(planner.plan(state, work, H200)[0].specs) == {cell.spec for cell in many}, "those who fill a GPU, too"
+
+
+def test_short_runs_work_beside_those_that_would_be_alone():
+    """A chain's last run is alone: what has time is left for it, instead of filling the fleet before."""
+    begin, other, short = (paper.run("resnet20", stretch=s, seed=1) for s in (2, 2, 1))
+    other = other.replace(seed=2)
+    end = paper.run("resnet20", "reinit", stretch=2, settings={"from": begin.name()})
+    ready = [Cell(short, 1), Cell(other, 1), Cell(begin, 1)]
+    state = planner.Survey(ready=ready, waiting=[Cell(end, 1)], queue=[*ready, Cell(end, 1)])
+    fleets = planner.plan(state, place("w"), H200)
+    assert [list(fleet.specs) for fleet in fleets] == [[begin, other], [end, short]]
+    (fleet,) = planner.plan(state, place("w"), H200, budget=H200.seconds([short]))
+    assert list(fleet.specs) == [short], "unless there is no time for longer ones"
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------
@@ -229,8 +246,10 @@ def test_estimates_follow_the_measurements():
         assert H200.step_seconds(runs[:count]) == pytest.approx(count * ms / 1000)
     steps = [H200.step_seconds(runs[:k]) for k in range(1, 33)]
     assert steps == sorted(steps)
-    assert H200.seconds(runs[:16]) == pytest.approx(60 + 1.05 * 16 * 0.447e-3 * 390 * 200)
-    assert H200.seconds(runs[:16], done=200) == 60
+    assert H200.seconds(runs[:16]) == pytest.approx(40 + 1.05 * 16 * 0.447e-3 * 390 * 200)
+    assert H200.seconds(runs[:16], done=200) == 40
+    assert H200.start([paper.run("resnet56")]) == 98
+    assert Pace("another GPU").start(runs) == 60
     chain = paper.run("resnet20", structure="filter", sampler="chromatic")
     assert H200.step_seconds([chain]) == pytest.approx(1.3 * H200.step_seconds(runs[:1]))
 

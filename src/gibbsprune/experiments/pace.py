@@ -26,8 +26,9 @@ MEASURED: dict[str, dict[str, dict[int, float]]] = {
 }
 #: Of drawing masks at every step, relative to weight-wise ones; measured for one run, and a guess for the chain.
 SAMPLING = {"weight": 1.0, "kernel": 1.14, "filter": 1.07, "chromatic": 1.3}
-#: Seconds until the first step of a fleet, on a GPU (compiling) and elsewhere.
+#: Seconds until the first step of a fleet, on a GPU (compiling) and elsewhere; where a network was measured, its own.
 START = {"cuda": 60.0, "cpu": 2.0}
+STARTS = {"NVIDIA H200": {"resnet20": 40.0, "resnet56": 98.0}}
 TESTING = 1.05  # evaluations and checkpoints on the way
 RECORD = "pace.json"
 
@@ -63,7 +64,7 @@ class Pace:
 
     def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
         """A whole fleet, of which some epochs may be done already: the start of its engines, and its epochs."""
-        return self.start * len({spec.own_epochs for spec in specs}) + self.training(specs, done)
+        return self.start(specs) * len({spec.own_epochs for spec in specs}) + self.training(specs, done)
 
     def training(self, specs: Sequence[RunSpec], done: int = 0) -> float:
         """A fleet's epochs after those done, as if its engines, one for each length, worked one after another."""
@@ -73,10 +74,10 @@ class Pace:
             total += self.step_seconds(group) * (own - max(0, done - (longest - own)))
         return self.sharing * TESTING * self.steps * total
 
-    @property
-    def start(self) -> float:
-        """Seconds until a fleet's first step."""
-        return START["cpu" if self.device == "cpu" else "cuda"]
+    def start(self, specs: Sequence[RunSpec]) -> float:
+        """Seconds until the first step of one of a fleet's engines."""
+        usual = START["cpu" if self.device == "cpu" else "cuda"]
+        return STARTS.get(self.device, {}).get(specs[0].model, usual)
 
     def learn(self, work: Place) -> None:
         """Corrects the estimates by what the fleets of this work folder took on this device."""

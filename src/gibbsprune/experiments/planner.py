@@ -20,6 +20,7 @@ from .suite import source
 
 CELLS = "cells.json"
 FINISHED = "finished"
+FULL = 8  # runs that together leave little of a GPU idle
 USEFUL = 1.5  # of a fleet's start, the least time in which to begin or continue one that will not end
 
 
@@ -119,7 +120,7 @@ def plan(
     fleets: list[Planned] = []
     trained: set[str] = set()
     for folder, specs in state.begun.items():
-        if folder not in busy and budget > USEFUL * pace.start:
+        if folder not in busy and budget > USEFUL * pace.start(specs):
             done = epochs_done(folder)
             fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
             budget -= fleets[-1].seconds
@@ -132,9 +133,9 @@ def plan(
             break
         group = _group(ready, at_most, urgency)
         if pace.seconds(group) > budget and not leave_unfinished:
-            group = [spec for spec in group if spec.own_epochs <= ready[0].own_epochs]
+            group = _group([spec for spec in ready if spec.own_epochs <= ready[0].own_epochs], at_most, urgency)
         fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
-        if not fitting and not (leave_unfinished and budget > USEFUL * pace.start):
+        if not fitting and not (leave_unfinished and budget > USEFUL * pace.start(group)):
             left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
             continue
         specs = group[: fitting[0]] if fitting and not leave_unfinished else group
@@ -159,17 +160,21 @@ def _urgency(queue: Sequence[Cell]) -> dict[str, tuple[int, int]]:
 def _group(ready: Sequence[RunSpec], at_most: int, urgency: Mapping[str, tuple[int, int]]) -> list[RunSpec]:
     """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them.
 
-    Where not all find room, those come first for which others wait: a lottery's rounds can only follow each other. A
-    run that nothing equals in length, and that alone would leave most of a GPU idle, works beside longer ones.
+    Where not all find room, those come first for which others wait: a lottery's rounds can only follow each other. Runs
+    too few of which are equal in length to fill a GPU work beside longer ones of their step, but not beside those that
+    others wait for: they then work beside the others, which would be alone.
     """
-    first, longest = ready[0], ready[0].own_epochs
-    alike = [spec for spec in ready[1:] if kind(spec) == kind(first)]
-    if all(spec.own_epochs != longest for spec in alike):
-        longest = max([longest, *(spec.own_epochs for spec in alike)])
-    others = [spec for spec in alike if spec.own_epochs <= longest]
+    first, step = ready[0], urgency[ready[0].name()][0]
+    alike = [spec for spec in ready if kind(spec) == kind(first)]
+    longest = first.own_epochs
+    if sum(spec.own_epochs == longest for spec in alike) < FULL:
+        longest = max(spec.own_epochs for spec in alike if urgency[spec.name()][0] <= step)
+    others = [spec for spec in alike if spec.own_epochs <= longest and spec is not first]
     others.sort(key=lambda spec: (-spec.own_epochs, *urgency[spec.name()]))
-    chosen = [first, *others[: at_most - 1]]
-    return sorted(chosen, key=lambda spec: -spec.own_epochs)
+    chosen = sorted([first, *others[: at_most - 1]], key=lambda spec: -spec.own_epochs)
+    if any(urgency[spec.name()][1] for spec in chosen if spec.own_epochs == longest):
+        return [spec for spec in chosen if spec.own_epochs == longest]
+    return chosen
 
 
 def kind(spec: RunSpec) -> tuple[object, ...]:
