@@ -33,7 +33,7 @@ def epoch(made: Batches) -> tuple[torch.Tensor, torch.Tensor]:
 
 def windows(made: Batches, data: Arrays) -> dict[tuple[int, int, bool], torch.Tensor]:
     """Every shift and flip of every training image, standardised by hand."""
-    shift, (height, width) = made.shift, SIZE
+    shift, (height, width) = made.edge, SIZE
     plain = (data.x_train.double() / 255 - made.mean.double()) / made.std.double()
     rows = torch.arange(height + 2 * shift).sub(shift).clamp(0, height - 1)
     columns = torch.arange(width + 2 * shift).sub(shift).clamp(0, width - 1)
@@ -102,6 +102,26 @@ def test_shift_without_flip_never_mirrors():
     for _ in range(5):
         x, labels = epoch(made)
         assert (x - mirrored[:, labels]).abs().amax((3, 4, 5)).min() > 1e-3
+
+
+def test_shifts_that_are_no_whole_numbers_are_drawn_between_pixels():
+    """Images that rise by 10 from column to column and by 20 from row to row say by how much they were shifted."""
+    height, width = 12, 12
+    rise = 20 * torch.arange(height)[:, None] + 10 * torch.arange(width)
+    x = torch.stack([rise // 2] * 3, 2).to(torch.uint8).expand(64, -1, -1, -1)
+    data = Arrays("rising", x, torch.arange(64), x[:5], torch.arange(5), classes=64)
+    made = batches(data, shift=2.5, flip=False)
+    images = torch.cat([epoch(made)[0][0] for _ in range(8)]) * made.std * 255 + made.mean * 255
+    inside = images[:, 3:9, 3:9, 0] * 2  # halved above, to stay below 256; no repeated edges there
+    torch.testing.assert_close(inside[:, 1:] - inside[:, :-1], torch.full((512, 5, 6), 20.0), rtol=0, atol=1e-2)
+    torch.testing.assert_close(inside[..., 1:] - inside[..., :-1], torch.full((512, 6, 5), 10.0), rtol=0, atol=1e-2)
+    shifts = inside[:, 0, 0] - 20 * 3 - 10 * 3  # 20 · down + 10 · right, each within ±2.5
+    assert shifts.abs().max() <= 75.01
+    assert shifts.abs().max() > 60
+    assert abs(shifts.mean()) < 5 * 32.3 / 512**0.5
+    assert (shifts % 10 - 5).abs().mean() < 4, "whole pixels only"
+    middle = made.sample(4, torch.Generator().manual_seed(0)) * made.std[:, None, None] * 255
+    torch.testing.assert_close(middle[:, :, 1:] - middle[:, :, :-1], torch.full((4, 3, 11, 12), 10.0), rtol=0, atol=0.1)
 
 
 def test_standardised_with_the_training_sets_statistics():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gibbsprune.data.augment import crop_flip, pad, standardise
+from gibbsprune.data.augment import crop_flip, crop_flip_between, pad, standardise
 
 
 def one_image(image: Tensor, shift: int, dy: int, dx: int, flip: bool) -> Tensor:
@@ -49,6 +52,38 @@ def test_crop_flip_is_one_image_at_a_time(
     flat = zip(index.flatten(), dy.flatten(), dx.flatten(), flip.flatten(), out.reshape(-1, height, width, channels))
     for i, y, z, f, found in flat:
         assert torch.equal(found, one_image(x[int(i)], shift, int(y), int(z), bool(f)))
+
+
+def between(image: Tensor, y: float, x: float, flip: bool) -> Tensor:
+    """The reference: the image at (row + y, column + x), each value from its four neighbours, edges repeated."""
+    height, width, _ = image.shape
+    out = torch.zeros(image.shape, dtype=torch.float64)
+    for row in range(height):
+        for column in range(width):
+            top, left = math.floor(row + y), math.floor(column + x)
+            for down, right in itertools.product((0, 1), repeat=2):
+                share = (1 - abs(row + y - top - down)) * (1 - abs(column + x - left - right))
+                near = image[min(max(top + down, 0), height - 1), min(max(left + right, 0), width - 1)]
+                out[row, column] += share * near
+    return out.flip(1) if flip else out
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    height=st.integers(1, 5), width=st.integers(1, 5), edge=st.integers(1, 3), parts=st.sampled_from([1, 2, 10, 256]),
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_shifts_by_parts_of_a_pixel_interpolate(height: int, width: int, edge: int, parts: int, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (3, height, width, 2), generator=g).to(torch.uint8)
+    index = torch.randint(0, 3, (2, 4), generator=g)
+    dy, dx = (torch.randint(0, 2 * edge * parts, (2, 4), generator=g) for _ in range(2))
+    flip = torch.rand(2, 4, generator=g) < 0.5
+    out = crop_flip_between(pad(x, edge), index, dy, dx, flip, (height, width), parts)
+    assert out.shape == (2, 4, height, width, 2)
+    for at in itertools.product(range(2), range(4)):
+        wanted = between(x[index[at]], float(dy[at]) / parts - edge, float(dx[at]) / parts - edge, bool(flip[at]))
+        torch.testing.assert_close(out[at].double(), wanted, rtol=1e-5, atol=1e-3)
 
 
 def test_the_middle_crop_is_the_image_itself_and_a_square_size_may_be_one_number() -> None:

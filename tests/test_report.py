@@ -122,6 +122,16 @@ def test_statements_follow_the_results():
     assert "of the 22 accuracies that the paper prints we have 7;" in stand
 
 
+def test_masks_that_did_not_converge_are_named():
+    tight, loose = paper.run("resnet20"), paper.run("resnet20", sparsity=0.5)
+    said = answers(Results([record(tight, 0.88), record(loose, 0.9, accuracy_converged=0.91, agreement=0.95)]))[
+        "Do the masks converge?"
+    ]
+    assert "99.9 % of the weights or more in 1 of 2 kinds of Gibbs runs; not in these: weight-wise" in said
+    assert "linear square at 50 %, stretch 1: 95.00 %, accuracy 90.00 with the last draw and 91.00 with" in said
+    assert "Not run: ResNet-56." in said
+
+
 def test_every_printed_number_is_compared_once():
     for model in paper.MODELS:
         pairs = [(spec.name(), value) for spec, value in findings.printed(model)]
@@ -254,6 +264,10 @@ def test_the_page_holds_every_group_and_its_layers(full):
     cell = by_title["Gibbs, linear square, weight-wise 90 %, ResNet-20, 200 epochs"]
     assert (cell["paper"], cell["seeds"], len(cell["layers"])) == (87.5, 3, 20)
     assert len(by_title) == len(found["cells"]), "every cell has a title of its own"
+    assert [cell["label"] for cell in found["cells"] if cell["model"] == "resnet20" and cell["method"] == "dense"] == [
+        "dense", "dense (shift 3.2)", "dense",
+    ], "the recipe paper, with interpolated shifts, and the recipe modern"  # fmt: skip
+    assert "random mask (shift 3.2), weight-wise 90 %, ResNet-20, 200 epochs" in by_title
     assert found["labels"][0] == "Gibbs, linear square"
 
 

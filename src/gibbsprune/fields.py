@@ -83,6 +83,16 @@ def number(least: float, most: float = math.inf, above: bool = False, below: boo
     return parse
 
 
+def lean(parser: Parser) -> Parser:
+    """What `parser` accepts, a whole number without its fraction of zero."""
+
+    def parse(value: Any) -> float | int:
+        found = parser(value)
+        return int(found) if found == int(found) else float(found)
+
+    return parse
+
+
 def optional(parser: Parser) -> Parser:
     """None, or what `parser` accepts; as strings 'none' and 'default' are None."""
 

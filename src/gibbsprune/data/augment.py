@@ -6,6 +6,8 @@ A typical step, for K runs with a batch of B images each:
     padded = pad(arrays.x_train, shift)                 # once
     dy = torch.randint(0, 2 * shift + 1, (K, B), ...)   # dx alike; `shift` itself leaves the image in place
     x = standardise(crop_flip(padded, index, dy, dx, flip, arrays.size), mean, std)
+
+Shifts by a fraction of a pixel interpolate between its neighbours, as image libraries do.
 """
 
 from __future__ import annotations
@@ -42,8 +44,20 @@ def crop_flip(
     return padded[index[..., None, None], rows[..., :, None], columns[..., None, :]]
 
 
+def crop_flip_between(
+    padded: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, size: tuple[int, int], parts: int
+) -> Tensor:
+    """The same windows at row dy / parts and column dx / parts, with bilinear interpolation; as float32."""
+    height, width = size
+    corner = crop_flip(padded, index, dy // parts, dx // parts, flip, (height + 1, width + 1)).float()
+    below, right = dy % parts / parts, dx % parts / parts
+    after = torch.where(flip, 1 - right, right)  # in a mirrored window the next column is the one before
+    rows = torch.lerp(corner[..., :-1, :, :], corner[..., 1:, :, :], below[..., None, None, None])
+    return torch.lerp(rows[..., :-1, :], rows[..., 1:, :], after[..., None, None, None])
+
+
 def standardise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(x / 255 − mean) / std for uint8 images (*lead, H, W, C), with mean and std of shape (C,).
+    """(x / 255 − mean) / std for images of 0 to 255 (*lead, H, W, C), with mean and std of shape (C,).
 
     Computed in float32 as x · 1/(255·std) − mean/std, then rounded to `dtype`.
     """

@@ -6,15 +6,18 @@ whatever other runs are trained beside it. Several processes draw the same globa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..data.arrays import Arrays
-from ..data.augment import crop_flip, pad, standardise
+from ..data.augment import crop_flip, crop_flip_between, pad, standardise
 from .ranks import ALONE, Ranks
 from .recipes import Recipe
+
+PARTS = 256  # of a pixel, in which shifts are drawn that are no whole numbers
 
 
 class Batches:
@@ -29,13 +32,15 @@ class Batches:
         ranks: Ranks = ALONE,
     ) -> None:
         self.generators, self.size = list(generators), arrays.size
-        self.shift, self.flip = recipe.shift, recipe.flip
+        self.flip, self.edge = recipe.flip, math.ceil(recipe.shift)
+        self.parts = 1 if recipe.shift == self.edge else PARTS
+        self.reach = round(self.parts * recipe.shift)
         self.count = len(arrays.x_train)
         self.batch = min(recipe.batch, self.count)
         self.steps = self.count // self.batch
         mean, std = arrays.statistics(recipe.standardise)
         self.mean, self.std = mean.to(device), std.to(device)
-        self.images = pad(arrays.x_train.to(device), self.shift)
+        self.images = pad(arrays.x_train.to(device), self.edge)
         self.labels = arrays.y_train.to(device)
         runs, used = len(self.generators), self.steps * self.batch
         self.order = torch.zeros(runs, used, dtype=torch.int64, device=device)
@@ -47,7 +52,7 @@ class Batches:
 
     def draw_epoch(self) -> None:
         """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
-        used, ways = self.order.shape[1], 2 * self.shift + 1
+        used, ways = self.order.shape[1], 2 * self.reach + 1
         order = [torch.randperm(self.count, generator=g)[:used] for g in self.generators]
         code = [torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g) for g in self.generators]
         self.order.copy_(torch.stack(order))
@@ -58,16 +63,23 @@ class Batches:
         """Images (B, K·C, H, W) in channels-last memory and labels (B, K); of several processes, this one's rows."""
         at = self.cursor + self.within
         index, code = self.order.index_select(1, at).T, self.code.index_select(1, at).T  # (B, K)
-        ways = 2 * self.shift + 1
-        dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
-        x = standardise(crop_flip(self.images, index, dy, dx, flip, self.size), self.mean, self.std, dtype)
+        x = standardise(self._windows(index, code), self.mean, self.std, dtype)
         self.cursor.add_(self.batch).remainder_(self.order.shape[1])
         return _runs_as_channels(x), self.labels[index]
+
+    def _windows(self, index: Tensor, code: Tensor) -> Tensor:
+        """Images, shifted and flipped as their code says."""
+        ways = 2 * self.reach + 1
+        dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
+        if self.parts == 1:
+            return crop_flip(self.images, index, dy, dx, flip, self.size)
+        first = self.edge * self.parts - self.reach
+        return crop_flip_between(self.images, index, dy + first, dx + first, flip, self.size, self.parts)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Some training images of one run, unshifted, (count, C, H, W)."""
         index = torch.randperm(self.count, generator=generator)[:count].to(self.images.device)
-        (height, width), edge = self.size, self.shift
+        (height, width), edge = self.size, self.edge
         images = self.images[index][:, edge : edge + height, edge : edge + width]
         return standardise(images, self.mean, self.std, torch.float32).permute(0, 3, 1, 2)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.fields import choice, flag, number, optional, text, whole, wholes
+from gibbsprune.fields import choice, flag, lean, number, optional, text, whole, wholes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Recipe:
     bn_momentum: float = 0.1
     bn_eps: float = 1e-5
     standardise: str = "channel"
-    shift: int = 3
+    shift: float = 3
     flip: bool = True
     anneal: str | None = None
     beta_start: float | None = None
@@ -145,7 +145,7 @@ FIELDS: dict[str, Field] = {
     "bn_momentum": Field(number(0, 1, above=True), "batch norm: weight of the new batch's statistics"),
     "bn_eps": Field(number(0, above=True), "batch norm: added to the variance"),
     "standardise": Field(choice("global", "channel"), "one mean and deviation for all pixels, or per channel"),
-    "shift": Field(whole(0), "random shift by up to so many pixels each way, edges repeated"),
+    "shift": Field(lean(number(0)), "random shift by up to so many pixels each way; 3: whole ones, 3.2: interpolated"),
     "flip": Field(flag(), "random horizontal flip"),
     "anneal": Field(optional(choice("log", "linear", "constant")), f"how beta rises {_default}"),
     "beta_start": Field(optional(number(0)), f"first beta {_default}"),

@@ -66,11 +66,11 @@ def variations(results: Results) -> list[str]:
 
 
 def plainly(spec: RunSpec) -> tuple[str, RunSpec]:
-    """What is changed in a run against its recipe's β, the paper's c and rate of fine-tuning; and the run without."""
+    """What is changed in a run against its recipe, the paper's c and rate of fine-tuning; and the run without."""
     usual = RECIPES.get(spec.recipe.name, spec.recipe)
-    betas = [name for name in ("beta_start", "beta_end") if getattr(spec.recipe, name) != getattr(usual, name)]
-    changes = {name: getattr(spec.recipe, name) for name in betas}
-    plain = spec.replace(recipe=spec.recipe.replace(**{name: getattr(usual, name) for name in betas}))
+    names = [name for name in ("shift", "beta_start", "beta_end") if getattr(spec.recipe, name) != getattr(usual, name)]
+    changes = {name: getattr(spec.recipe, name) for name in names}
+    plain = spec.replace(recipe=spec.recipe.replace(**{name: getattr(usual, name) for name in names}))
     if spec.method == "gibbs" and spec.coupling != COUPLING:
         changes["coupling"], plain = spec.coupling, plain.replace(coupling=COUPLING)
     if "tune_rate" in spec.how.settings and spec.setting("tune_rate") != spec.how.settings["tune_rate"].default(spec):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ...training.spec import RunSpec
 from .. import paper, published
-from .groups import Group, Results, best, clearly
+from .groups import Group, Results, best, clearly, family
 
 NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
 NAMES = {
@@ -21,6 +21,7 @@ def findings(results: Results) -> list[tuple[str, list[str]]]:
     questions = [
         ("Where do we stand against the paper's tables?", against_paper),
         ("Which Hamiltonian is best?", hamiltonians),
+        ("Do the masks converge?", convergence),
         ("Does the exact sampler differ from the chromatic chain?", samplers),
         ("Does Gibbs pruning beat a random mask and re-initialisation at every rate?", random_masks),
         ("Does it beat the other methods?", other_methods),
@@ -111,6 +112,29 @@ def _ranking(runs: dict[str, Group | None], order: Sequence[str]) -> str:
         same = "the paper's order" if ours == theirs else f"the paper's is {', '.join(NAMES[name] for name in theirs)}"
         text += f" ({same}; {'every step' if sure else 'not every step'} is beyond two standard errors)"
     return text + (f"; {', '.join(missing)} {NOTHING}." if missing else ".")
+
+
+def convergence(results: Results) -> Iterator[str]:
+    for model in paper.MODELS:
+        asked = {family(cell.spec): cell.spec for cell in paper.cells() if cell.places != ("Variations",)}
+        specs = [spec for spec in asked.values() if (spec.model, spec.method) == (model, "gibbs")]
+        found = [group for spec in specs if (group := results.of(spec)) is not None]
+        if not found:
+            yield f"{NETWORK[model]}: {NOTHING}."
+            continue
+        least = 100 * paper.CONVERGED
+        loose = [
+            f"{group.spec.structure}-wise {NAMES[str(group.spec.hamiltonian)]} at {100 * group.spec.sparsity:g} %, "
+            f"stretch {group.spec.stretch}: {group.mean('agreement'):.2f} %, accuracy {group.mean():.2f} with the last "
+            f"draw and {group.mean('accuracy_converged'):.2f} with the converged mask"
+            for group in found
+            if group.mean("agreement") < least
+        ]
+        yield (
+            f"{NETWORK[model]}: the last draw agrees with the converged mask in {least:g} % of the weights or more in "
+            f"{len(found) - len(loose)} of {len(found)} kinds of Gibbs runs"
+            + (f"; not in these: {'; '.join(loose)}." if loose else ".")
+        )
 
 
 def samplers(results: Results) -> Iterator[str]:

@@ -92,7 +92,8 @@ def _cell(number: int, group: Group, theirs: float | None) -> dict[str, Any]:
         title += f", recipe {spec.recipe.name}"
     return {
         "id": number, "title": title, "label": name, "model": spec.model, "method": spec.method,
-        "structure": spec.structure if spec.how.prunes else None, "recipe": spec.recipe.name, "stretch": spec.stretch,
+        "structure": spec.structure if spec.how.prunes else None, "recipe": spec.recipe.name,
+        "stretch": spec.stretch, "shift": spec.recipe.shift,
         "effort": effort, "epochs": group.epochs, "target": round(100 * spec.sparsity, 4) if spec.how.prunes else 0,
         "accuracy": group.mean(), "deviation": group.deviation(), "recalibrated": group.mean("accuracy_recalibrated"),
         "agreement": group.mean("agreement"), "sparsity": group.mean("sparsity"), "nonzero": first["nonzero"],
@@ -103,15 +104,16 @@ def _cell(number: int, group: Group, theirs: float | None) -> dict[str, Any]:
 
 def label(spec: RunSpec) -> str:
     """What a run is called in a legend."""
+    change = "" if spec.stretch > 1 else plainly(spec)[0]
     if spec.method == "gibbs":
         sampler = f", {spec.sampler}" if spec.sampler != "auto" else ""
-        change = "" if spec.stretch > 1 else plainly(spec)[0]
         return f"Gibbs, {NAMES[str(spec.hamiltonian)]}{sampler}{change and f' ({change})'}"
     if spec.how.settings.get("tune_rate") and spec.setting("tune_rate") in paper.TUNE_RATES:
         return f"{METHODS.get(spec.method, spec.method)}, tuned at {spec.setting('tune_rate'):g}"
+    name = METHODS.get(spec.method, spec.method)
     if spec.method == "targeted-dropout":
-        return "ramping targeted dropout" if spec.setting("ramping") else "targeted dropout"
-    return METHODS.get(spec.method, spec.method)
+        name = "ramping targeted dropout" if spec.setting("ramping") else "targeted dropout"
+    return f"{name}{change and f' ({change})'}"
 
 
 def annealing(structure: str, draw: Callable[..., torch.Tensor] = sample) -> dict[str, Any]:

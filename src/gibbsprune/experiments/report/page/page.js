@@ -25,7 +25,8 @@ const state = { cell: null, hidden: new Set() };
 // -- data --------------------------------------------------------------------------------------------------------------
 
 function denseOf(cell) {
-  return data.cells.find((c) => c.method === "dense" && c.model === cell.model && c.recipe === cell.recipe);
+  return data.cells.find((c) => c.method === "dense" && c.model === cell.model && c.recipe === cell.recipe &&
+    c.shift === cell.shift);
 }
 
 function lost(cell, value) {
@@ -83,7 +84,7 @@ function draw() {
   const margin = { left: 46, right: 14, top: 26, bottom: 40 };
   const all = shown(), cells = all.filter((c) => !state.hidden.has(c.label));
   const stars = byId("stars").checked ? cells.filter((c) => metric.paper(c) !== null) : [];
-  const dense = data.cells.find((c) => c.method === "dense" && c.model === state.model && c.recipe === state.recipe);
+  const dense = data.cells.find((c) => c.label === "dense" && c.model === state.model && c.recipe === state.recipe);
   const level = dense === undefined ? null : metric.get(dense);
   box.replaceChildren();
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "plot" }, box);
