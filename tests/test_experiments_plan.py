@@ -254,6 +254,21 @@ def test_estimates_follow_the_measurements():
     assert H200.step_seconds([chain]) == pytest.approx(1.3 * H200.step_seconds(runs[:1]))
 
 
+def test_engines_side_by_side_are_estimated_as_measured():
+    """Three engines of 3, 4 and 4 runs took 332 s on an H200, one after another they would have taken 381."""
+    rounds = [paper.lottery("resnet20", r, number=1) for r in paper.ROUNDS]
+    tuned = [spec for series in paper.variations("resnet20") for spec in series.specs]
+    assert [spec.own_epochs for spec in rounds + tuned].count(200) == 3
+    assert len(tuned) == 8
+    assert H200.training(rounds + tuned, done=1) == pytest.approx(332, rel=0.04)
+    apart = H200.training(rounds, done=1) + sum(
+        H200.training([spec for spec in tuned if spec.own_epochs == length]) for length in (80, 90)
+    )
+    assert apart == pytest.approx(381, rel=0.01)
+    assert H200.seconds(rounds + tuned) - H200.training(rounds + tuned) == 80, "two sizes of engines, two starts"
+    assert H200.training(rounds + tuned, done=150) == pytest.approx(50 / 80 * H200.training(rounds + tuned, done=120))
+
+
 def test_between_goes_on_outside():
     assert pace.between({1: 2.0, 3: 4.0}, 5) == 6
     assert pace.between({2: 3.0}, 4) == 6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,15 +65,28 @@ class Pace:
         return self.tried[spec.model]
 
     def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
-        """A whole fleet, of which some epochs may be done already: the start of its engines, and its epochs."""
-        return self.start(specs) * len({spec.own_epochs for spec in specs}) + self.training(specs, done)
+        """A whole fleet, of which some epochs may be done already: its epochs, and the start of its engines.
+
+        Of engines with as many runs as each other only the first compiles.
+        """
+        sizes = set(Counter(spec.own_epochs for spec in specs).values())
+        return self.start(specs) * len(sizes) + self.training(specs, done)
 
     def training(self, specs: Sequence[RunSpec], done: int = 0) -> float:
-        """A fleet's epochs after those done, as if its engines, one for each length, worked one after another."""
+        """A fleet's epochs after those done.
+
+        Its engines, one for each length, start one after another and end together. Side by side they take about as long
+        as halfway between one after another and fused into one.
+        """
         longest, total = max(spec.own_epochs for spec in specs), 0.0
-        for own in {spec.own_epochs for spec in specs}:
-            group = [spec for spec in specs if spec.own_epochs == own]
-            total += self.step_seconds(group) * (own - max(0, done - (longest - own)))
+        starts = sorted({longest - spec.own_epochs for spec in specs})
+        for begin, end in zip(starts, [*starts[1:], longest]):
+            active = [
+                [spec for spec in specs if longest - spec.own_epochs == start] for start in starts if start <= begin
+            ]
+            apart = sum(self.step_seconds(group) for group in active)
+            fused = self.step_seconds(list(itertools.chain(*active)))
+            total += (apart + fused) / 2 * max(0, end - max(begin, done))
         return self.sharing * TESTING * self.steps * total
 
     def start(self, specs: Sequence[RunSpec]) -> float:
