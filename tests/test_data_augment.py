@@ -105,17 +105,20 @@ def test_standardise(dtype: torch.dtype) -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_captured_in_a_cuda_graph() -> None:
+@pytest.mark.parametrize("parts", [1, 256])
+def test_captured_in_a_cuda_graph(parts: int) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (50, 32, 32, 3), generator=g).to(torch.uint8)
-    index, dy, dx = (torch.randint(0, high, (2, 16), generator=g) for high in (50, 7, 7))
+    index, dy, dx = (torch.randint(0, high, (2, 16), generator=g) for high in (50, 6 * parts, 6 * parts))
     flip = torch.rand(2, 16, generator=g) < 0.5
     mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
     host = [pad(x, 3), index, dy, dx, flip, mean, std]
     device = [tensor.cuda() for tensor in host]
 
     def step(padded, index, dy, dx, flip, mean, std) -> Tensor:
-        return standardise(crop_flip(padded, index, dy, dx, flip, 32), mean, std)
+        if parts == 1:
+            return standardise(crop_flip(padded, index, dy, dx, flip, 32), mean, std)
+        return standardise(crop_flip_between(padded, index, dy, dx, flip, (32, 32), parts), mean, std)
 
     torch.cuda.synchronize()
     try:
