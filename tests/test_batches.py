@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gibbsprune.data.arrays import Arrays
@@ -122,6 +123,15 @@ def test_shifts_that_are_no_whole_numbers_are_drawn_between_pixels():
     assert (shifts % 10 - 5).abs().mean() < 4, "whole pixels only"
     middle = made.sample(4, torch.Generator().manual_seed(0)) * made.std[:, None, None] * 255
     torch.testing.assert_close(middle[:, :, 1:] - middle[:, :, :-1], torch.full((4, 3, 11, 12), 10.0), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("shift", [0.9999, 1.999, 3.9985, 0.001])
+def test_shifts_close_to_whole_pixels_stay_within_the_image(shift):
+    made = batches(arrays(), shift=shift)
+    made.draw_epoch()
+    made.code.copy_(torch.tensor([(2 * made.reach + 1) ** 2 - 1, 0]).repeat(made.code.shape[1] // 2))
+    images, _ = made.next()
+    assert images.isfinite().all()
 
 
 def test_standardised_with_the_training_sets_statistics():

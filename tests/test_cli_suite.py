@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from gibbsprune.cli import main
-from gibbsprune.experiments import drive, paper, store, suite
+from gibbsprune.experiments import drive, paper, planner, store, suite
 from gibbsprune.experiments.paper import Cell
+from gibbsprune.training.folder import RunFolder
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 
@@ -115,6 +121,33 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
     monkeypatch.setattr(drive, "run", stopped)
     assert main(["suite", "run", "tiny"]) == 130
     assert capsys.readouterr().out == "stopped; the same gibbsprune suite command continues it\n"
+
+
+def test_sigterm_leaves_the_state_behind_as_ctrl_c_does(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(drive, "run", lambda *orders, **options: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["suite", "run", "tiny", "--export-state", "out"]) == 130
+    assert capsys.readouterr().out == "stopped; the same gibbsprune suite command continues it\n"
+    assert (tmp_path / "out" / "suite-state.json").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_stopped_workers_save_where_they_are(tmp_path):
+    """A SIGTERM to the suite stops its workers once, at the end of their epoch."""
+    script = Path(__file__).parent / "small_suite.py"
+    line = f"run small --workers 2 --at-most 1 --evaluate-every 1 --results {tmp_path}/r --work {tmp_path}/w"
+    with subprocess.Popen([sys.executable, script, *line.split()], stdout=subprocess.PIPE, text=True) as process:
+        assert any("] epoch 1/6" in text for text in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 130, rest
+    assert "stopped; the same gibbsprune suite command continues it" in rest
+    begun = planner.begun(tmp_path / "w")
+    assert max(map(planner.epochs_done, begun)) >= 1
+    for folder in map(RunFolder, begun):
+        folder.lock()  # nobody works there any more
+        folder.unlock()
 
 
 @pytest.mark.slow

@@ -7,16 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fake_results import plain_result
 from gibbsprune import data
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import paper, planner, runner, store
+from gibbsprune.experiments import pace, paper, planner, runner, store
 from gibbsprune.models import build
 from gibbsprune.threshold import kept_count
 from gibbsprune.training import checkpoint
 from gibbsprune.training.finished import read_finished
 from gibbsprune.training.folder import RunFolder
+from gibbsprune.training.interrupt import Interrupt
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec
@@ -216,6 +218,58 @@ def test_runs_of_fewer_epochs_have_their_own_curve(digits, tmp_path):
     runner.run(pair, digits, tmp_path / "r", tmp_path / "w", evaluate_every=2, say=lambda text: None)
     curves = [store.read(store.path(tmp_path / "r", spec))["curve"] for spec in pair]
     assert [[point["epoch"] for point in curve] for curve in curves] == [[1], [2, 3]]
+
+
+class Scripted:
+    """A fleet whose epochs take the seconds that are written down; its second engine starts with the fourth."""
+
+    specs, device, steps_per_epoch, epochs, waits = PAIR, torch.device("cpu"), 8, 6, [0, 3]
+
+    def __init__(self) -> None:
+        self.epoch, self.now, self.seconds = 0, 0.0, [3.0, 1.0, 1.0, 2.9, 1.0, 1.0]
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def starts_engine(self) -> bool:
+        return self.epoch == 3
+
+    def train_epoch(self, step) -> list[dict]:
+        self.now += self.seconds[self.epoch]
+        self.epoch += 1
+        return [{}, {}]
+
+    def evaluate(self) -> list[dict]:
+        return [{"accuracy": 0.5}] * 2
+
+    def state_dict(self) -> dict:
+        return {"x": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(("budget", "reached"), [(15.5, 6), (13.4, 3), (7.0, 1), (6.9, 0)])
+def test_starting_engines_are_reckoned_with_once(tmp_path, monkeypatch, budget, reached):
+    """A start takes 2 s on the CPU; every moment has 1.5 epochs and a margin of 5 s to go."""
+    fleet = Scripted()
+    monkeypatch.setattr(runner, "time", fleet)
+    training = runner._Training(fleet, tmp_path / "f", 0.0, budget, 1, lambda text: None)
+    with Interrupt() as interrupt:
+        assert training.train(interrupt, 6, 1e9) == (reached == 6)
+    assert fleet.epoch == reached
+    assert training.late == pytest.approx(1.9 if reached > 3 else 0.0)
+
+
+def test_a_device_that_was_shared_is_not_thought_slow(tmp_path, monkeypatch):
+    fleet = Scripted()
+    fleet.specs = [paper.run("resnet20"), paper.run("resnet20", seed=1)]
+    monkeypatch.setattr(runner, "time", fleet)
+    monkeypatch.setattr(pace, "device_name", lambda device: "NVIDIA H200")
+    training = runner._Training(fleet, tmp_path / "f", 0.0, 1e9, 2, lambda text: None)
+    fleet.epoch, training.paced = 5, (1, 0.0)
+    fleet.now = pace.Pace("NVIDIA H200", 8, sharing=2).training(fleet.specs, done=1)
+    training.note_pace(tmp_path)
+    known = pace.Pace("NVIDIA H200")
+    known.learn(tmp_path)
+    assert known.correction["resnet20"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_fleet_is_trained_by_one_process_at_a_time(digits, tmp_path):

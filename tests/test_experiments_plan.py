@@ -139,6 +139,24 @@ def test_half_done_fleets_are_continued_first_and_as_they_were(places):
         planner.begun(work)
 
 
+def test_a_folder_that_outlived_its_fleet_is_not_trained_again(places):
+    """Its results are there, its checkpoints are not: it was killed while it cleaned up."""
+    pair = [paper.run("resnet20", seed=2), paper.run("resnet20", structure="kernel", seed=2)]
+    planner.begin(places[1] / planner.fleet_key(pair), pair)
+    finish(places, pair[0])
+    assert look(places, arch="resnet20", step=[1]).begun
+    finish(places, pair[1])
+    state = look(places, arch="resnet20", step=[1])
+    assert state.begun == {}
+    assert set(pair) <= {cell.spec for cell in state.done}
+
+
+def test_a_fleet_that_ends_while_one_looks_is_over(places, monkeypatch):
+    gone = places[1] / "fleet-123" / planner.CELLS
+    monkeypatch.setattr(planner, "files", lambda work, pattern: [gone])
+    assert planner.begun(places[1]) == {}
+
+
 # -- planning ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +253,22 @@ def test_short_runs_work_beside_those_that_would_be_alone():
     assert [list(fleet.specs) for fleet in fleets] == [[begin, other], [end, short]]
     (fleet,) = planner.plan(state, place("w"), H200, budget=H200.seconds([short]))
     assert list(fleet.specs) == [short], "unless there is no time for longer ones"
+    pair = H200.seconds([begin, other])
+    for budget, options in ((pair + 5, {}), (H200.seconds([short]) + 1, {"leave_unfinished": True})):
+        first, *_ = planner.plan(state, place("w"), H200, budget, **options)
+        assert short in first.specs, "or none for it after them: it is the most important"
+    both = planner.plan(state, place("w"), H200, at_most=2)
+    assert [list(fleet.specs) for fleet in both] == [[begin, other], [end, short]], "it takes nobody's place"
+
+
+def test_a_cell_that_does_not_fit_leaves_room_for_cheaper_ones():
+    chain = paper.run("resnet20", structure="filter", sampler="chromatic")
+    cells = [Cell(chain, 1), Cell(paper.dense("resnet20"), 1)]
+    state = planner.Survey(ready=cells, queue=cells)
+    enough = H200.seconds([cells[1].spec])
+    assert enough < H200.seconds([chain])
+    (fleet,) = planner.plan(state, place("w"), H200, budget=enough)
+    assert list(fleet.specs) == [cells[1].spec]
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------
@@ -318,7 +352,7 @@ def test_a_state_is_carried_in_parts(places, tmp_path):
     assert len(files) >= 5
     assert all(file.stat().st_size <= 100_000 for file in files)
     there = tmp_path / "there"
-    written = carry.unpack(tmp_path / "out", there / "results", there / "work")
+    written = carry.unpack(CELLS, tmp_path / "out", there / "results", there / "work")
     assert "work/pace.json" in written
     assert [name for name in written if "finished" in name] == [
         f"work/finished/{spec.name()}.safetensors"
@@ -331,6 +365,48 @@ def test_a_state_is_carried_in_parts(places, tmp_path):
     assert sorted(f.name for f in (there / "results").iterdir()) == sorted(f.name for f in results.iterdir())
 
 
+def test_an_export_that_is_cut_leaves_the_one_before(places, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    finish(places, paper.dense("resnet20"))
+    before = carry.pack(CELLS, *places, out)
+    finish(places, paper.run("resnet20"))
+    with monkeypatch.context() as patch:
+        patch.setattr(carry, "write_atomic", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            carry.pack(CELLS, *places, out)
+    assert len([name for name in carry.unpack(CELLS, out, *places) if name.startswith("results/")]) == 1
+    after = carry.pack(CELLS, *places, out)
+    assert sorted(after) == sorted(out.iterdir())
+    assert set(before) & set(after) == {out / "suite-state.json"}
+    assert carry.pack(CELLS, *places, out) == after, "the same state is packed into the same files"
+
+
+def test_a_fleet_trained_again_for_its_weights_is_carried_and_not_forgotten(places, tmp_path):
+    dense = paper.dense("resnet20")
+    finish(places, dense, weights=False)
+    planner.begin(folder := places[1] / planner.fleet_key([dense]), [dense])
+    checkpoint.save(folder, 150, {"x": torch.zeros(1)})
+    carry.pack(CELLS, *places, tmp_path / "out")
+    there = tmp_path / "there" / "results", tmp_path / "there" / "work"
+    carry.unpack(CELLS, tmp_path / "out", *there)
+    assert planner.begun(there[1]) == {there[1] / folder.name: [dense]}
+    assert look(there, figure="3", arch="resnet20").begun
+    finish(there, *(cell.spec for cell in CELLS if suite.source(cell.spec) == dense.name()), weights=False)
+    assert look(there, figure="3", arch="resnet20").begun == {}, "nobody needs its weights any more"
+    carry.unpack(CELLS, tmp_path / "out", *there)
+    assert planner.begun(there[1]) == {}
+
+
+def test_what_a_missing_source_starts_from_is_carried(places, tmp_path):
+    """Of a lottery's third round the weights are lost; those of the second are here."""
+    first, second, third = (paper.lottery("resnet20", 5, number=number) for number in (1, 2, 3))
+    finish(places, first, second)
+    finish(places, third, weights=False)
+    carry.pack(CELLS, *places, tmp_path / "out")
+    written = carry.unpack(CELLS, tmp_path / "out", tmp_path / "r", tmp_path / "w")
+    assert [name for name in written if "finished" in name] == [f"work/finished/{second.name()}.safetensors"]
+
+
 def test_what_is_too_large_to_carry_is_named(places, tmp_path):
     results, work = places
     pair = [paper.run("resnet20", seed=2)]
@@ -340,7 +416,7 @@ def test_what_is_too_large_to_carry_is_named(places, tmp_path):
     said = []
     carry.pack(CELLS, results, work, tmp_path / "out", total=50_000, say=said.append)
     assert said == [f"left out of the state, which would be too large: work/{folder.name}/cells.json (0.4 MiB)"]
-    assert carry.unpack(tmp_path / "out", tmp_path / "r", tmp_path / "w")[0].startswith("results/")
+    assert carry.unpack(CELLS, tmp_path / "out", tmp_path / "r", tmp_path / "w")[0].startswith("results/")
 
 
 def test_a_fleet_that_is_done_elsewhere_is_forgotten(places, tmp_path):
@@ -348,19 +424,20 @@ def test_a_fleet_that_is_done_elsewhere_is_forgotten(places, tmp_path):
     planner.begin(folder := places[1] / planner.fleet_key(pair), pair)
     finish((tmp_path / "r", tmp_path / "w"), *pair)
     carry.pack(CELLS, tmp_path / "r", tmp_path / "w", tmp_path / "out")
-    carry.unpack(tmp_path / "out", *places)
+    carry.unpack(CELLS, tmp_path / "out", *places)
     assert not folder.exists()
 
 
 def test_damaged_and_foreign_states_are_refused(places, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(UserError, match="holds no whole state of a suite"):
-        carry.unpack(out, *places)
+        carry.unpack(CELLS, out, *places)
     finish(places, paper.dense("resnet20"))
     carry.pack(CELLS, *places, out)
-    (out / "suite-state.000").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"suite-state\.000 is damaged"):
-        carry.unpack(out, *places)
+    (part,) = out.glob("suite-state.*.000")
+    part.write_bytes(b"x")
+    with pytest.raises(UserError, match=rf"{part.name} is damaged"):
+        carry.unpack(CELLS, out, *places)
     for name in ("results/../../evil.json", "elsewhere/x", "results"):
         with tarfile.open(out / "suite-state.000", "w:gz") as archive:
             archive.addfile(tarfile.TarInfo(name))
@@ -368,4 +445,4 @@ def test_damaged_and_foreign_states_are_refused(places, tmp_path):
         digest = hashlib.sha256(content).hexdigest()
         (out / "suite-state.json").write_text(json.dumps([{"name": "suite-state.000", "sha256": digest}]))
         with pytest.raises(UserError, match="which is not a file of a suite"):
-            carry.unpack(out, *places)
+            carry.unpack(CELLS, out, *places)

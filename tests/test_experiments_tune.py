@@ -75,6 +75,10 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
     assert record["revision"] == "r"
     assert set(record["choice"]) == {"weight-abs"}
     assert [row["change"] for row in record["evidence"]] == [{}, {"beta_end": 10.0}]
+    assert main([*line.replace("200", "100").split(), "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main(line.replace("200", "100").split()) == 2
+    assert "--holdout is 100, but the runs on digits in runs/tune were compared on 200" in capsys.readouterr().err
     for row in record["evidence"]:
         assert row["mean"] == row["accuracies"][0]
         assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))

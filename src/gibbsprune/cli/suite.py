@@ -72,6 +72,7 @@ def _add_fleet(actions: Any) -> None:
     fleet.add_argument("--revision", default="unknown", metavar="TEXT")
     fleet.add_argument("--evaluate-every", type=whole, default=10, metavar="N")
     fleet.add_argument("--autotune", action="store_true")
+    fleet.add_argument("--sharing", type=whole, default=1, metavar="N")
     add_checkpoints(fleet)
     fleet.set_defaults(handler=run_fleet, parser=fleet)
 
@@ -166,6 +167,7 @@ def show_status(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run what is missing, or show how that would go."""
     from gibbsprune.experiments import carry, drive
+    from gibbsprune.training.interrupt import terminable
 
     chosen, everything, orders = _cells(options)
     if options.dry_run:
@@ -179,7 +181,8 @@ def run(options: argparse.Namespace) -> int:
             carry.pack(everything, orders.results, orders.work, options.export_state, total=limit)
 
     try:
-        drive.run(chosen, everything, orders, leave, say=lambda text: print(text, flush=True))
+        with terminable():
+            drive.run(chosen, everything, orders, leave, say=lambda text: print(text, flush=True))
     except KeyboardInterrupt:
         print("stopped; the same gibbsprune suite command continues it", flush=True)
         raise
@@ -192,6 +195,7 @@ def run_tune(options: argparse.Namespace) -> int:
     """Compare the candidates."""
     from gibbsprune.errors import UserError
     from gibbsprune.experiments import drive, tune
+    from gibbsprune.training.interrupt import terminable
     from gibbsprune.training.places import place
 
     if options.engine == "local" and (options.workers or 1) > 1:
@@ -206,7 +210,9 @@ def run_tune(options: argparse.Namespace) -> int:
             print(line)
         return 0
     out = options.out or Path("results") / "tune" / f"{options.data}-{options.model}.json"
-    if tune.tune(trial, orders, out, say=lambda text: print(text, flush=True)):
+    with terminable():
+        chosen = tune.tune(trial, orders, out, say=lambda text: print(text, flush=True))
+    if chosen:
         print(f"the choice and its evidence are in {out}")
     return 0
 
@@ -224,7 +230,7 @@ def run_fleet(options: argparse.Namespace) -> int:
     runner.run(
         specs, data.load(specs[0].data), place(options.results), folder.parent, str(resolve_device(options.device)),
         options.budget, evaluate_every=options.evaluate_every, checkpoint_seconds=options.checkpoint_every,
-        revision=options.revision, autotune=options.autotune,
+        revision=options.revision, autotune=options.autotune, sharing=options.sharing,
         say=lambda text: print(f"[{short}] {text}", flush=True),
     )  # fmt: skip
     return 0
@@ -248,9 +254,8 @@ def import_state(options: argparse.Namespace) -> int:
     from gibbsprune.experiments import carry
     from gibbsprune.experiments.suite import suite
 
-    suite(options.suite)  # refuses unknown names
-    results, work = _places(options)
-    written = carry.unpack(options.folder, results, work)
+    everything, (results, work) = suite(options.suite), _places(options)
+    written = carry.unpack(everything, options.folder, results, work)
     found = sum(name.startswith("results/") for name in written)
     print(f"{found} results into {results}, {len(written) - found} files of unfinished work into {work}")
     return 0

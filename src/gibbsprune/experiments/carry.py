@@ -6,6 +6,7 @@ files under ``results`` and ``work`` are ever taken out of it.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -37,7 +38,10 @@ def pack(
     """Writes the state into ``out`` as parts of at most ``part`` bytes; what does not fit into ``total`` is named."""
     make_folder(out)
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for group in _groups(everything, results, work):
             try:
                 contents = [(name, file.read_bytes()) for name, file in group]
@@ -52,15 +56,15 @@ def pack(
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     whole = buffer.getvalue()
-    pieces = [whole[at : at + part] for at in range(0, len(whole), part)]
-    for old in out.glob("suite-state.*"):
-        old.unlink()
+    mark, pieces = hashlib.sha256(whole).hexdigest()[:6], [whole[at : at + part] for at in range(0, len(whole), part)]
     paths, listed = [], []
     for i, piece in enumerate(pieces):
-        paths.append(out / f"suite-state.{i:03d}")
+        paths.append(out / f"suite-state.{mark}.{i:03d}")  # beside the parts before, which stay whole until the list
         write_atomic(paths[-1], piece)
         listed.append({"name": paths[-1].name, "sha256": hashlib.sha256(piece).hexdigest()})
     write_atomic(out / LIST, json.dumps(listed, indent=1) + "\n")
+    for old in set(out.glob("suite-state.*")) - {*paths, out / LIST}:
+        old.unlink()
     return [*paths, out / LIST]
 
 
@@ -72,8 +76,8 @@ def _groups(everything: Sequence[Cell], results: Place, work: Place) -> Iterable
         yield [(f"work/{pace.RECORD}", record)]
     fleets, at_hand = planner.begun(work), planner.saved(work)
     needed = [suite.source(spec) for specs in fleets.values() for spec in specs]
-    needed += [suite.source(cell.spec) for cell in everything if not store.path(results, cell.spec).exists()]
-    for name in dict.fromkeys(name for name in needed if name is not None):
+    needed += planner.needed(suite.with_follow_ups(everything, results), store.names(results), at_hand)
+    for name in dict.fromkeys(needed):
         if name in at_hand:
             kept = f"{planner.FINISHED}/{name}.safetensors"
             yield [(f"work/{kept}", work / kept)]
@@ -82,7 +86,7 @@ def _groups(everything: Sequence[Cell], results: Place, work: Place) -> Iterable
         yield [(f"work/{folder.name}/{file.name}", file) for file in parts]
 
 
-def unpack(source: Path, results: Place, work: Place) -> list[str]:
+def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place) -> list[str]:
     """Takes a packed state apart into the two folders; returns what was written."""
     try:
         listed = json.loads((source / LIST).read_text())
@@ -101,7 +105,7 @@ def unpack(source: Path, results: Place, work: Place) -> list[str]:
             assert file is not None
             write_atomic(target, file.read())
             written.append(member.name)
-    _drop_finished(results, work)
+    _drop_finished(everything, results, work)
     return written
 
 
@@ -117,8 +121,10 @@ def _target(member: tarfile.TarInfo, results: Place, work: Place) -> Place:
     return target
 
 
-def _drop_finished(results: Place, work: Place) -> None:
-    """Forgets half-done fleets whose cells all have results by now."""
+def _drop_finished(everything: Sequence[Cell], results: Place, work: Place) -> None:
+    """Forgets half-done fleets from which nothing is to be had any more."""
+    have, kept = store.names(results), planner.saved(work)
+    lacking = set(planner.needed(suite.with_follow_ups(everything, results), have, kept)) - kept
     for folder, specs in planner.begun(work).items():
-        if all(store.path(results, spec).exists() for spec in specs):
+        if planner.over(specs, have, lacking):
             remove_folder(folder)

@@ -56,9 +56,10 @@ class Survey:
 def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, work: Place) -> Survey:
     """Sorts the chosen cells, and the sources that they need from among ``everything``, by their state."""
     by_name = {cell.name: cell for cell in everything}
-    found = Survey(begun=begun(work))
-    running = {spec.name() for specs in found.begun.values() for spec in specs}
     have, kept = store.names(results), saved(work)
+    lacking = set(needed(everything, have, kept)) - kept
+    found = Survey(begun={folder: specs for folder, specs in begun(work).items() if not over(specs, have, lacking)})
+    running = {spec.name() for specs in found.begun.values() for spec in specs}
     seen: set[str] = set()
 
     def sort(cell: Cell, as_source: bool) -> None:
@@ -96,6 +97,29 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
     return found
 
 
+def needed(everything: Sequence[Cell], have: Collection[str], kept: Collection[str]) -> list[str]:
+    """The runs that cells without a result start from; of those that are not at hand also what they start from."""
+    by_name = {cell.name: cell for cell in everything}
+    found: dict[str, None] = {}
+
+    def need(spec: RunSpec) -> None:
+        wanted = source(spec)
+        if wanted is not None and wanted not in found:
+            found[wanted] = None
+            if wanted not in kept and wanted in by_name:
+                need(by_name[wanted].spec)
+
+    for cell in everything:
+        if cell.name not in have:
+            need(cell.spec)
+    return list(found)
+
+
+def over(specs: Sequence[RunSpec], have: Collection[str], lacking: Collection[str]) -> bool:
+    """Whether nothing is to be had any more from a fleet: all its results are there, and nobody waits for weights."""
+    return all(spec.name() in have and spec.name() not in lacking for spec in specs)
+
+
 def saved(work: Place) -> set[str]:
     """The names of the finished cells whose weights and masks are at hand."""
     return {file.stem for file in (work / FINISHED).glob("*.safetensors")}
@@ -128,17 +152,19 @@ def plan(
     waiting = {cell.name for cell in state.waiting}
     left, urgency = [cell.spec for cell in state.queue], _urgency(state.queue)
     while budget > 0:
+        if leave_unfinished:
+            left = [spec for spec in left if budget > USEFUL * pace.start([spec])]
+        else:
+            left = [spec for spec in left if pace.seconds([spec]) <= budget]
         ready = [spec for spec in left if spec.name() not in waiting or source(spec) in trained]
         if not ready:
             break
-        group = _group(ready, at_most, urgency)
-        if pace.seconds(group) > budget and not leave_unfinished:
-            group = _group([spec for spec in ready if spec.own_epochs <= ready[0].own_epochs], at_most, urgency)
-        fitting = [k for k in range(len(group), 0, -1) if pace.seconds(group[:k]) <= budget]
-        if not fitting and not (leave_unfinished and budget > USEFUL * pace.start(group)):
-            left = [spec for spec in left if kind(spec) != kind(ready[0]) or spec.own_epochs < ready[0].own_epochs]
-            continue
-        specs = group[: fitting[0]] if fitting and not leave_unfinished else group
+        specs, first = _group(ready, at_most, urgency), ready[0]
+        late = first not in specs and pace.seconds(specs) + pace.seconds([first]) > budget
+        if late or (pace.seconds(specs) > budget and not leave_unfinished):
+            specs = _group([spec for spec in ready if spec.own_epochs <= first.own_epochs], at_most, urgency)
+        while len(specs) > 1 and pace.seconds(specs) > budget and not leave_unfinished:
+            specs = specs[:-1]
         fleets.append(Planned(tuple(specs), work / fleet_key(specs), 0, pace.seconds(specs)))
         budget -= fleets[-1].seconds
         taken = {spec.name() for spec in specs}
@@ -171,10 +197,10 @@ def _group(ready: Sequence[RunSpec], at_most: int, urgency: Mapping[str, tuple[i
         longest = max(spec.own_epochs for spec in alike if urgency[spec.name()][0] <= step)
     others = [spec for spec in alike if spec.own_epochs <= longest and spec is not first]
     others.sort(key=lambda spec: (-spec.own_epochs, *urgency[spec.name()]))
-    chosen = sorted([first, *others[: at_most - 1]], key=lambda spec: -spec.own_epochs)
-    if any(urgency[spec.name()][1] for spec in chosen if spec.own_epochs == longest):
-        return [spec for spec in chosen if spec.own_epochs == longest]
-    return chosen
+    equal = [spec for spec in (first, *others) if spec.own_epochs == longest][:at_most]
+    if any(urgency[spec.name()][1] for spec in equal):
+        return equal
+    return sorted([first, *others[: at_most - 1]], key=lambda spec: -spec.own_epochs)
 
 
 def kind(spec: RunSpec) -> tuple[object, ...]:
@@ -207,7 +233,14 @@ def begun(work: Place) -> dict[Place, list[RunSpec]]:
     """The fleets that were begun and are not finished, the one that is furthest first."""
     folders = [file.parent for file in files(work, f"fleet-*/{CELLS}")]
     folders.sort(key=epochs_done, reverse=True)
-    return {folder: cells_of(folder) for folder in folders}
+    found = {}
+    for folder in folders:
+        try:
+            found[folder] = cells_of(folder)
+        except UserError:
+            if (folder / CELLS).exists():  # else it was finished meanwhile, by another process
+                raise
+    return found
 
 
 def epochs_done(folder: Place) -> int:

@@ -38,12 +38,14 @@ def run(
     revision: str = "unknown",
     keep: Collection[str] | None = None,
     autotune: bool = False,
+    sharing: int = 1,
     say: Callable[[str], None] = print,
 ) -> bool:
     """Trains ``specs`` as one fleet and writes their results; False if the budget (seconds) ended first.
 
     ``work`` keeps the fleet's cells and checkpoints until it is finished, in a folder named by a hash of the cells, and
     under ``finished`` the weights and masks of the cells named in ``keep`` (None: all), which others start from.
+    ``sharing`` fleets train on the device at the same time.
     """
     began = time.monotonic()
     folder = work / planner.fleet_key(specs)
@@ -54,7 +56,7 @@ def run(
     try:
         with Interrupt(tell=say) as interrupt:
             fleet = Fleet(specs, arrays, device, finished=work / planner.FINISHED, autotune=autotune)
-            training = _Training(fleet, folder, began, budget, say)
+            training = _Training(fleet, folder, began, budget, sharing, say)
             training.resume()
             if not training.train(interrupt, evaluate_every, checkpoint_seconds):
                 return False
@@ -72,6 +74,8 @@ def run(
     finally:
         if held is not None:
             held.unlock()
+    with contextlib.suppress(OSError):
+        (folder / planner.CELLS).unlink(missing_ok=True)  # first, so that what cannot be removed is not continued
     remove_folder(folder)
     return True
 
@@ -79,8 +83,12 @@ def run(
 class _Training:
     """The epochs of a fleet: tested now and then, saved often, stopped before the budget ends."""
 
-    def __init__(self, fleet: Fleet, folder: Place, began: float, budget: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, folder: Place, began: float, budget: float, sharing: int, say: Callable[[str], None]
+    ) -> None:
         self.fleet, self.folder, self.began, self.budget, self.say = fleet, folder, began, budget, say
+        self.known = pace.Pace(pace.device_name(fleet.device), fleet.steps_per_epoch, sharing=sharing)
+        self.late = 0.0  # seconds of starting engines after the first epoch
         self.curves: list[list[dict[str, Any]]] = [[] for _ in fleet.specs]
         self.spent = 0.0  # by earlier processes
         self.paced: tuple[int, float] | None = None  # the epoch after the first one here, and when it was reached
@@ -96,13 +104,17 @@ class _Training:
         fleet, saved, longest, testing = self.fleet, time.monotonic(), 0.0, 0.0
         while fleet.epoch < fleet.epochs:
             start = time.monotonic()
-            due = 1.5 * longest if self.paced else pace.START[fleet.device.type]  # the first epoch here compiles
+            starting = self.paced is None or fleet.starts_engine()  # which compiles
+            due = 1.5 * longest + (self.known.start(fleet.specs) if starting else 0.0)
             if start - self.began + due + testing + MARGIN > self.budget:
                 return self._stop()
             interrupt.begin_epoch()
             metrics = fleet.train_epoch(interrupt.step)
             now = time.monotonic()
-            longest = max(0.9 * longest, now - start) if self.paced else 0.0
+            if not starting:
+                longest = max(0.9 * longest, now - start)
+            elif self.paced is not None:
+                self.late += max(0.0, now - start - longest)
             self.paced = self.paced or (fleet.epoch, now)
             if fleet.epoch % evaluate_every == 0 or fleet.epoch == fleet.epochs:
                 self._test(metrics)
@@ -136,12 +148,11 @@ class _Training:
         """Leaves what the epochs here took, for the next estimate."""
         if self.paced is None or self.fleet.epoch <= self.paced[0]:
             return
-        device, specs = pace.device_name(self.fleet.device), self.fleet.specs
-        known = pace.Pace(device, self.fleet.steps_per_epoch)
+        device, specs = self.known.device, self.fleet.specs
         if specs[0].model in pace.MEASURED.get(device, {}):
             epochs = self.fleet.epoch - self.paced[0]
-            expected = known.training(specs, self.paced[0])
-            pace.record(work, device, specs, epochs, time.monotonic() - self.paced[1], expected)
+            expected = self.known.training(specs, self.paced[0])
+            pace.record(work, device, specs, epochs, time.monotonic() - self.paced[1] - self.late, expected)
 
     def save(self) -> None:
         state = {

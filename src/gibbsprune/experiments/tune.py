@@ -24,6 +24,7 @@ from .paper import SPARSITY, Cell, changed
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
 CONVERGED = 0.99  # the least agreement of its final draw with the converged mask: otherwise it has not pruned
 SPLIT_SEED = 0
+SPLIT = "split.json"  # in the work folder: how many images its runs left for their comparison
 
 #: What is tried beside the default (empty), by structure and Hamiltonian. The binary β is the distance from N ln 2 and
 #: rises linearly from −10, so that its last value says how early the layers switch.
@@ -78,6 +79,7 @@ class Trial:
 def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], None] = print) -> bool:
     """Runs what is missing within the budget and writes choice and evidence; False if runs are missing still."""
     cells = trial.cells()
+    _note_split(trial, orders.work)
     drive.run(cells, cells, orders, prepare=trial.split, say=say)
     missing = store.missing(orders.results, [cell.spec for cell in cells])
     if missing:
@@ -85,6 +87,24 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
         return False
     write(trial, orders.results, out)
     return True
+
+
+def _note_split(trial: Trial, work: Place) -> None:
+    """Refuses a folder whose runs on the same data were compared on other images."""
+    file = work / SPLIT
+    try:
+        known = dict(json.loads(file.read_text()))
+    except FileNotFoundError:
+        known = {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    if known.setdefault(trial.data, trial.holdout) != trial.holdout:
+        raise UserError(
+            f"--holdout is {trial.holdout}, but the runs on {trial.data} in {work} were compared on "
+            f"{known[trial.data]} images; give the same number or another --work"
+        )
+    make_folder(work)
+    write_atomic(file, json.dumps(known, indent=1) + "\n")
 
 
 def write(trial: Trial, results: Place, out: Path) -> None:

@@ -34,7 +34,7 @@ class Batches:
         self.generators, self.size = list(generators), arrays.size
         self.flip, self.edge = recipe.flip, math.ceil(recipe.shift)
         self.parts = 1 if recipe.shift == self.edge else PARTS
-        self.reach = round(self.parts * recipe.shift)
+        self.reach = min(round(self.parts * recipe.shift), self.parts * self.edge - (self.parts > 1))
         self.count = len(arrays.x_train)
         self.batch = min(recipe.batch, self.count)
         self.steps = self.count // self.batch

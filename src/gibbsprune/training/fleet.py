@@ -100,6 +100,10 @@ class Fleet:
     def _active(self, epoch: int) -> list[Engine]:
         return [engine for engine in self.engines if epoch >= self._wait(engine)]
 
+    def starts_engine(self) -> bool:
+        """Whether an engine has its first step in the next epoch, after the others."""
+        return self.epoch > 0 and any(self._wait(engine) == self.epoch for engine in self.engines)
+
     def evaluate(self) -> list[dict[str, float]]:
         """Per run: test accuracy and loss with the converged masks; of a run that has not started, not a number."""
         active = self._active(max(0, self.epoch - 1))

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by a signal; its last checkpoint is intact."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While entered, SIGTERM is a Ctrl-C: what is to be done at the end is done."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Interrupt:

@@ -243,7 +243,11 @@ def _train(
 def how_to_resume(folder: RunFolder) -> str:
     """The line a stopped run leaves behind."""
     saved = checkpoint.checkpoints(folder.checkpoints)
-    state = f"saved after epoch {saved[-1][0]} of {folder.specs[0].own_epochs}" if saved else "nothing saved yet"
+    state = (
+        f"saved after epoch {saved[-1][0]} of {max(spec.own_epochs for spec in folder.specs)}"
+        if saved
+        else "nothing saved yet"
+    )
     return f"stopped, {state}; continue with: gibbsprune train --resume {folder.path}"
 
 

@@ -33,7 +33,7 @@ class Job:
     results: str
     device: str
     threads: int
-    budget: float
+    ends: float  # by the clock of the day
     evaluate_every: int
     checkpoint_seconds: float
     revision: str
@@ -91,8 +91,9 @@ def train(job: Job, arrays: Arrays, board: Any) -> bool:
     try:
         while True:
             with contextlib.suppress(Busy) if time.monotonic() < began + LEAVING else contextlib.nullcontext():
+                left = job.ends - time.time()
                 return runner.run(
-                    planner.cells_of(folder), arrays, place(job.results), folder.parent, str(device), job.budget,
+                    planner.cells_of(folder), arrays, place(job.results), folder.parent, str(device), left,
                     evaluate_every=job.evaluate_every, checkpoint_seconds=job.checkpoint_seconds,
                     revision=job.revision, keep=job.keep, autotune=job.autotune, say=say,
                 )  # fmt: skip

@@ -48,7 +48,11 @@ class Processes:
     def submit(self, fleet: Planned, budget: float) -> None:
         device = self._device()
         planner.begin(fleet.folder, fleet.specs)
-        process = subprocess.Popen(worker_command(fleet.folder, self.orders, device, budget), env=self.environment)
+        process = subprocess.Popen(
+            [*worker_command(fleet.folder, self.orders, device, budget), "--sharing", str(self.known.sharing)],
+            env=self.environment,
+            start_new_session=True,  # a Ctrl-C is this process's; it stops them once
+        )
         self.processes[fleet.folder] = process, device
 
     def poll(self) -> list[Ended]:

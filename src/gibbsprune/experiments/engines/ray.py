@@ -126,9 +126,9 @@ class RayEngine:
         orders, epoch = self.orders, planner.epochs_done(fleet.folder)
         job = node.Job(
             folder=str(orders.work / fleet.folder.name), results=str(orders.results), device=self.device,
-            threads=max(1, int(orders.cpus)), budget=ends - time.monotonic(), evaluate_every=orders.evaluate_every,
-            checkpoint_seconds=orders.checkpoint_seconds, revision=orders.revision, keep=self.keep,
-            autotune=orders.autotune, version=node.version(),
+            threads=max(1, int(orders.cpus)), ends=time.time() + ends - time.monotonic(),
+            evaluate_every=orders.evaluate_every, checkpoint_seconds=orders.checkpoint_seconds,
+            revision=orders.revision, keep=self.keep, autotune=orders.autotune, version=node.version(),
         )  # fmt: skip
         task = self._task(node.train, max_retries=0, name=fleet.folder.name).remote(job, self.arrays, self.board)
         self.fleets[fleet.folder] = _Running(fleet, task, ends, epoch, lost)
