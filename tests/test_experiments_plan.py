@@ -9,6 +9,8 @@ import tarfile
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fake_results import plain_result
 from gibbsprune.errors import UserError
@@ -269,6 +271,49 @@ def test_a_cell_that_does_not_fit_leaves_room_for_cheaper_ones():
     assert enough < H200.seconds([chain])
     (fleet,) = planner.plan(state, place("w"), H200, budget=enough)
     assert list(fleet.specs) == [cells[1].spec]
+
+
+@st.composite
+def surveys(draw) -> planner.Survey:
+    """Cells of several lengths and steps, some of which start from others; the most important first."""
+    ready, waiting, queue = [], [], []
+    for seed in range(draw(st.integers(1, 12))):
+        step = draw(st.integers(1, 2))
+        stretch, hot = draw(st.sampled_from([1, 1, 2, 4])), draw(st.booleans())
+        before = draw(st.sampled_from([None, None, *(cell for cell in queue if cell.step <= step)]))
+        spec = paper.run("resnet56" if hot else "resnet20", seed=seed, stretch=stretch)
+        if before is not None:
+            spec = paper.run("resnet20", "reinit", seed=seed, stretch=stretch, settings={"from": before.name})
+        queue.append(Cell(spec, step))
+        (ready if before is None else waiting).append(queue[-1])
+    return planner.Survey(ready=ready, waiting=waiting, queue=queue)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    state=surveys(), at_most=st.integers(1, 5), leave=st.booleans(),
+    budget=st.one_of(st.just(float("inf")), st.floats(0, 4000)),
+)  # fmt: skip
+def test_plans_keep_their_promises(state, at_most, leave, budget):
+    fleets = planner.plan(state, place("w"), H200, budget, at_most, leave)
+    order = [spec.name() for fleet in fleets for spec in fleet.specs]
+    at = {spec.name(): i for i, fleet in enumerate(fleets) for spec in fleet.specs}
+    assert len(order) == len(at), "a cell is trained once"
+    for fleet in fleets:
+        assert 1 <= len(fleet.specs) <= at_most
+        assert len({planner.kind(spec) for spec in fleet.specs}) == 1
+        assert all(at[source] < at[spec.name()] for spec in fleet.specs if (source := suite.source(spec)))
+    left = budget - sum(fleet.seconds for fleet in fleets)
+    rest = [cell.spec for cell in state.queue if cell.name not in at]
+    rest = [spec for spec in rest if suite.source(spec) is None or suite.source(spec) in at]
+    if leave:
+        assert budget - sum(fleet.seconds for fleet in fleets[:-1]) > 0 or not fleets
+        assert all(left <= planner.USEFUL * H200.start([spec]) for spec in rest)
+    else:
+        assert left >= 0
+        assert all(left < H200.seconds([spec]) for spec in rest), "what fits is planned"
+    if state.ready and H200.seconds([state.ready[0].spec]) <= budget and state.queue[0] is state.ready[0]:
+        assert state.ready[0].name in at, "the most important cell is not left out"
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------
