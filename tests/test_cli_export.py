@@ -1,5 +1,6 @@
 """``gibbsprune export`` on a real run, and the Python functions behind it: every file is read back and compared."""
 
+import copy
 import io
 import json
 from pathlib import Path
@@ -145,6 +146,13 @@ def test_python_functions(tmp_path: Path) -> None:
     half = export_onnx(model, x, tmp_path / "half.onnx", "float16")
     assert half.size < 0.6 * whole.size
     assert whole.difference < 1e-5 < half.difference < 1e-2
+    computed = export_onnx(copy.deepcopy(model).half(), x.half(), tmp_path / "computed.onnx")
+    assert 1e-5 < computed.difference < 1e-2
+    with pytest.raises(UserError, match="ONNX Runtime does not take the exported model"):
+        export_onnx(copy.deepcopy(model).bfloat16(), x.bfloat16(), tmp_path / "brain.onnx")
+    for function in (export_onnx, export_pt2):
+        with pytest.raises(UserError, match="example_inputs are None; allowed are a tensor, or a list of"):
+            function(model, None, tmp_path / "none")
     with pytest.raises(UserError, match="float32 and float16"):
         export_onnx(model, x, tmp_path / "net.onnx", "int4")
     GibbsPruner(model, sparsity=0.5)

@@ -524,6 +524,18 @@ def test_a_finalized_model_can_be_pruned_again():
         ({"epochs": 0}, "epochs is 0: allowed are whole numbers from 1"),
         ({"sweeps": 2.5}, "sweeps is 2.5: allowed are whole numbers from 1"),
         ({"include": "conv*"}, "include rule 'conv*' matches no layer: there are 0, 3, 6, 8"),
+        (
+            {"include": 3},
+            "include is 3: allowed are name patterns, types and functions of (name, module), one or several",
+        ),
+        (
+            {"exclude": [None]},
+            "exclude has the rule None: allowed are name patterns, types and functions of (name, module), one or "
+            "several",
+        ),
+        ({"seed": "a"}, "seed is 'a': allowed are whole numbers"),
+        ({"seed": 1.5}, "seed is 1.5: allowed are whole numbers"),
+        ({"schedule": lambda n: None}, "the schedule gives beta None at epoch 0: allowed are numbers from 0 up"),
     ],
 )
 def test_refusals_leave_the_model_as_it_was(arguments, sentence):
@@ -532,6 +544,68 @@ def test_refusals_leave_the_model_as_it_was(arguments, sentence):
         gp.GibbsPruner(model, **arguments)
     assert str(error.value) == sentence
     assert not any(hasattr(layer, "parametrizations") for layer in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "meta"}, "layer '0' is on the meta device and has no values: give it some before"),
+        ({"dtype": torch.complex64}, "layer '0' has weights of torch.complex64: allowed are float32, "),
+        ({"in_features": 0}, "layer '0' has no weights (its shape is (4, 0)): exclude it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_that_cannot_be_masked_are_refused(options, sentence):
+    model = nn.Sequential(nn.Linear(**{"in_features": 4, "out_features": 4, **options}))
+    with pytest.raises(gp.UserError) as error:
+        gp.GibbsPruner(model, 0.5)
+    assert str(error.value).startswith(sentence)
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_first_draw_that_fails_leaves_the_model_as_it_was(monkeypatch):
+    model = small_net()
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    with monkeypatch.context() as patch:
+        patch.setattr(gp.GibbsPruner, "_draw", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gp.GibbsPruner(model, 0.5)
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+    gp.GibbsPruner(model, 0.5)
+
+
+def test_something_else_than_a_model():
+    with pytest.raises(gp.UserError, match=r"^model is a NoneType: allowed are torch.nn.Module$"):
+        gp.GibbsPruner(None, 0.5)
+
+
+def test_states_that_are_not_whole():
+    pruner = gp.GibbsPruner(small_net(), 0.5)
+    for state, sentence in ((None, "has version None"), ({"version": 1, "seed": 0}, "lacks epoch, steps, generators")):
+        with pytest.raises(gp.UserError, match=sentence):
+            pruner.load_state_dict(state)
+
+
+def test_finalizing_leaves_copies_as_they_are():
+    """torch gives copies the same class, and with it the property that is the masked weight."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruner = gp.GibbsPruner(model, 0.5)
+    best, average, other = copy.deepcopy(model).eval(), AveragedModel(model).eval(), copy.deepcopy(pruner)
+    x = torch.randn(3, 8)
+    wanted = best(x)
+    pruner.finalize("converged")
+    assert type(model[0]) is nn.Linear
+    torch.testing.assert_close(best(x), wanted)
+    torch.testing.assert_close(average(x), wanted)
+    torch.testing.assert_close(other.finalize("converged").eval()(x), wanted)
+    torch.testing.assert_close(best(x), wanted)
+
+
+def test_the_warning_names_the_line_that_finalizes():
+    pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(0.1))
+    with pytest.warns(UserWarning, match="have not converged") as caught:
+        pruner.finalize()
+    assert caught[0].filename == __file__
 
 
 def test_a_layer_of_one_filter_is_refused():

@@ -83,6 +83,16 @@ def test_they_are_put_back_after_an_error_too():
     assert model[0].momentum == 0.3
 
 
+def test_a_batch_that_fails_leaves_the_statistics_as_they_were():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        recalibrate(model, [batches()[0], torch.zeros(1, 3, 4, 4)])
+    with pytest.raises(UserError, match=r"^a batch is a dict: allowed are inputs, and tuples whose first element"):
+        recalibrate(model, [{"x": batches()[0]}])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 def test_batches_may_be_pairs_and_come_from_an_iterator():
     plain, pairs = network(), network()
     recalibrate(plain, batches())

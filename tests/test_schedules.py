@@ -60,6 +60,14 @@ def test_constant_and_join():
             "boundaries are (): allowed is a rising tuple of 1 epochs",
         ),
         (
+            lambda: Join((ConstantSchedule(1), 3), (4,)),
+            "part 3 is no schedule: allowed are schedules and functions of the epoch",
+        ),
+        (
+            lambda: Join((), ()),
+            "parts are none: allowed are one or more schedules",
+        ),
+        (
             lambda: Join((ConstantSchedule(1),) * 3, (4, 2)),
             "boundaries are (4, 2): allowed is a rising tuple of 2 epochs",
         ),

@@ -126,6 +126,13 @@ def stored_weight(module: nn.Module) -> nn.Parameter:
     return cast(nn.Parameter, parametrizations["weight"].original)
 
 
+def _own_class(module: nn.Module) -> None:
+    """A parametrised module's class, made for it alone: copies share it, and torch takes their weight away with it."""
+    cls = type(module)
+    content = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(cls.__name__, cls.__bases__, content)
+
+
 def burn(module: nn.Module, mask: Tensor) -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
 
@@ -136,6 +143,7 @@ def burn(module: nn.Module, mask: Tensor) -> None:
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
     with plain_class(module):
+        _own_class(module)
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
     parameters = module._parameters
     for name in [name for name in parameters if name != "weight"]:

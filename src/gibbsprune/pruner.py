@@ -73,6 +73,10 @@ class GibbsPruner:
         sweeps: int = chromatic.SWEEPS,
         check_ranks: int = 100,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise UserError(f"seed is {seed!r}: allowed are whole numbers")
         self.model, self.seed, self.sweeps, self.check_ranks = model, int(seed), sweeps, check_ranks
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
@@ -83,7 +87,7 @@ class GibbsPruner:
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{what} is {value!r}: allowed are whole numbers from {least}")
-        if not (schedule is None or callable(schedule)):
+        if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
             raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
         self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
         self.epoch, self.steps, self.finalized = 0, 0, False
@@ -98,7 +102,12 @@ class GibbsPruner:
             attach(module, self.masks[name])
             rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
         leave_out(model, [f"{n}.parametrizations.weight.0.{b}" for n in self.masks for b in ("mask", "converged")])
-        self._draw()
+        try:
+            self._draw()
+        except BaseException:  # a device or type that nothing above foresaw: the model is left as it was
+            for name, module in self._layers.items():
+                self._remove(module, torch.ones_like(self.masks[name].mask))
+            raise
 
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
         module, target = self._layers[name], self._targets[name]
@@ -115,9 +124,15 @@ class GibbsPruner:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets β to the schedule's value for ``epoch``, counted from 0."""
-        beta = float(self.schedule(epoch))
+        if isinstance(epoch, bool) or not isinstance(epoch, (int, float, np.number)):
+            raise UserError(f"epoch is {epoch!r}: allowed are numbers, 0 for the first")
+        given = self.schedule(epoch)
+        try:
+            beta = float(given)
+        except (TypeError, ValueError):
+            beta = math.nan
         if math.isnan(beta):
-            raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
+            raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
         if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
             raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
         self.epoch, self.beta = epoch, beta
@@ -215,16 +230,19 @@ class GibbsPruner:
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
                 f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta or use "
                 f"finalize(draw='converged')",
-                stacklevel=2,
+                stacklevel=3,  # no_grad's wrapper is one
             )
         for name, module in self._layers.items():
             mask = final.get(name, torch.ones_like(self.masks[name].mask))
-            burn(module, mask)
-            rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
+            self._remove(module, mask)
             if name in final:
                 hold(module.weight, mask)  # type: ignore[arg-type]
         self.finalized = True
         return self.model
+
+    def _remove(self, module: nn.Module, mask: Tensor) -> None:
+        burn(module, mask)
+        rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
 
     def _on_threshold(self, name: str, weight: Tensor) -> Tensor:
         """Neighbourhoods exactly on Q, by a tie of floating-point numbers: no field decides for them."""
@@ -265,8 +283,11 @@ class GibbsPruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
-        if (version := state.get("version")) != 1:
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if version != 1:
             raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
+        if lacking := [key for key in ("seed", "epoch", "steps", "generators", "masks") if key not in state]:
+            raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
         if set(state["masks"]) != set(self.masks):
             missing = ", ".join(sorted(set(state["masks"]) ^ set(self.masks)))
             raise UserError(f"the saved pruner has other layers than this one: {missing}")

@@ -18,7 +18,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     """Replaces the running statistics of all batch norms by their averages over ``batches``, and returns the model.
 
     ``batches`` yields inputs, or tuples whose first element is the input, as a DataLoader does. Dropout stays off
-    and every module's mode is put back; models without batch norm are left as they are.
+    and every module's mode is put back; models without batch norm are left as they are. If a batch fails, the
+    statistics stay what they were.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
@@ -28,6 +29,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     if first is None:
         raise UserError("there are no batches to take batch-norm statistics from")
     modes = [(module, module.training) for module in model.modules()]
+    before = [{name: value.clone() for name, value in norm.named_buffers(recurse=False)} for norm in norms]
     momenta = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
@@ -36,10 +38,25 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         norm.train()
     try:
         for batch in chain([first], iterator):
-            model(batch if isinstance(batch, Tensor) else batch[0])
+            model(_input(batch))
+    except BaseException:
+        for norm, values in zip(norms, before):
+            for name, value in values.items():
+                norm.get_buffer(name).copy_(value)
+        raise
     finally:
         for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
         for module, training in modes:
             module.training = training
     return model
+
+
+def _input(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch
+    if isinstance(batch, (tuple, list)) and batch:
+        return batch[0]
+    raise UserError(
+        f"a batch is a {type(batch).__name__}: allowed are inputs, and tuples whose first element is the input"
+    )

@@ -96,6 +96,10 @@ class Join(Schedule):
     boundaries: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not self.parts:
+            raise UserError("parts are none: allowed are one or more schedules")
+        if wrong := [part for part in self.parts if not callable(part) or isinstance(part, type)]:
+            raise UserError(f"part {wrong[0]!r} is no schedule: allowed are schedules and functions of the epoch")
         if len(self.boundaries) != len(self.parts) - 1 or list(self.boundaries) != sorted(self.boundaries):
             raise UserError(
                 f"boundaries are {self.boundaries!r}: allowed is a rising tuple of {len(self.parts) - 1} epochs"

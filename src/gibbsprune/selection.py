@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
@@ -15,6 +16,8 @@ from .structures import PRUNABLE, Structure
 Rule = str | type | Callable[[str, nn.Module], bool]
 Rules = Rule | Iterable[Rule] | None
 
+RULES = "allowed are name patterns, types and functions of (name, module), one or several"
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 CONVOLUTIONS = tuple(kind for kind in PRUNABLE if kind is not nn.Linear)
 
 
@@ -54,8 +57,12 @@ def select(
 def _matching(candidates: dict[str, nn.Module], rules: Rules, what: str) -> set[str]:
     single = isinstance(rules, (str, type)) or callable(rules)
     found: set[str] = set()
+    if not single and not isinstance(rules, Iterable):
+        raise UserError(f"{what} is {rules!r}: {RULES}")
     for rule in [rules] if single else list(rules):  # type: ignore[arg-type]
-        hits = {name for name, module in candidates.items() if _matches(rule, name, module)}  # type: ignore[arg-type]
+        if not (isinstance(rule, (str, type)) or callable(rule)):
+            raise UserError(f"{what} has the rule {rule!r}: {RULES}")
+        hits = {name for name, module in candidates.items() if _matches(rule, name, module)}
         if not hits:
             raise UserError(f"{what} rule {rule!r} matches no layer: there are {', '.join(candidates)}")
         found |= hits
@@ -81,6 +88,13 @@ def _check(model: nn.Module, layers: dict[str, nn.Module]) -> None:
             raise UserError(f"layer {name!r} already has a parametrised weight: remove that, or exclude the layer")
         if isinstance(weight, UninitializedParameter):
             raise UserError(f"layer {name!r} has no weight yet: run the model once before pruning it")
+        if weight.is_meta:
+            raise UserError(f"layer {name!r} is on the meta device and has no values: give it some before pruning it")
+        if weight.dtype not in DTYPES:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise UserError(f"layer {name!r} has weights of {weight.dtype}: allowed are {allowed}; or exclude it")
+        if weight.numel() == 0:
+            raise UserError(f"layer {name!r} has no weights (its shape is {tuple(weight.shape)}): exclude it")
         if others := [owner for owner in users[id(weight)] if owner != name]:
             raise UserError(
                 f"layers {name!r} and {others[0]!r} share one weight, so that pruning one prunes the other: "

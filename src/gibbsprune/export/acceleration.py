@@ -23,7 +23,7 @@ from gibbsprune.errors import UserError
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
 from gibbsprune.export.reuse import last_reader, reuse_memory
 from gibbsprune.export.sites import Site, move_borders, site_at
-from gibbsprune.export.tracing import difference, traced
+from gibbsprune.export.tracing import as_inputs, difference, traced
 
 Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
 GAIN = 0.93  # of the plain time: what is not faster than this stays plain
@@ -82,7 +82,7 @@ def accelerate(
         raise UserError(f"'{elsewhere[0]}' is not on the CPU; accelerate works on CPU models only.")
     if rounds < 1:
         raise UserError(f"rounds is {rounds}; it must be at least 1.")
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    inputs = as_inputs(example_inputs)
     original = copy.deepcopy(model).eval().requires_grad_(False)
     with torch.no_grad():
         expected = original(*copy.deepcopy(inputs))

@@ -25,7 +25,7 @@ from gibbsprune.export.folding import fold_batch_norms
 from gibbsprune.export.layers import CONVOLUTIONS
 from gibbsprune.export.plan import LeftAlone, Plan, ease
 from gibbsprune.export.reuse import reuse_memory
-from gibbsprune.export.tracing import difference, traced
+from gibbsprune.export.tracing import as_inputs, difference, traced
 
 PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
@@ -69,7 +69,7 @@ def compact(
         raise UserError(f"prefer is '{prefer}'; allowed are {' and '.join(PREFERENCES)}.")
     if any(parametrize.is_parametrized(module) for module in model.modules()):
         raise UserError("the model still carries masks: finalize it before compacting.")
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    inputs = as_inputs(example_inputs)
     before = sum(p.numel() for p in model.parameters())
     original = copy.deepcopy(model).eval()
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))

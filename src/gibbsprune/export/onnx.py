@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.tracing import difference
+from gibbsprune.export.tracing import as_inputs, difference
 from gibbsprune.training.checkpoint import write_atomic
 
 DTYPES = ("float32", "float16")
@@ -61,13 +61,16 @@ def export_onnx(
     content = proto.SerializeToString()
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    try:
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime has no kernels for some types
+        raise UserError(f"ONNX Runtime does not take the exported model: {first_line(error)}") from error
 
     def run(*given: Tensor) -> list[Tensor]:
         return [torch.from_numpy(y) for y in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
 
     worst = compared(model, run, inputs)
-    if not worst <= TOLERANCE[dtype]:
+    if not worst <= max(TOLERANCE[dtype], _rounding(model)):
         raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
     write_atomic(path, content)
     return ExportReport(len(content), worst)
@@ -100,11 +103,17 @@ def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Te
 
     if any(parametrize.is_parametrized(module) for module in model.modules()):
         raise UserError("the model still carries masks: finalize it before exporting.")
-    inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    inputs = as_inputs(example_inputs)
     if not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
         raise UserError("example_inputs must be tensors with a batch dimension.")
     inputs = tuple(x.cpu() if len(x) > 1 else torch.cat([x, x]).cpu() for x in inputs)
     return copy.deepcopy(model).cpu().eval(), inputs
+
+
+def _rounding(model: nn.Module) -> float:
+    """What the rounding of a model that computes in half precision may make of its output."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max((16 * torch.finfo(kind).eps for kind in kinds), default=0.0)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.utils import _pytree as pytree
 
+from gibbsprune.errors import UserError
 from gibbsprune.export.classify import function_name
 from gibbsprune.export.plan import AddBorders, Scatter, SumInto
 
@@ -20,6 +21,15 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, (Scatter, SumInto, AddBorders)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def as_inputs(example_inputs: Any) -> tuple[Any, ...]:
+    """The arguments of ``forward``, from one tensor or several."""
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,)
+    if isinstance(example_inputs, (tuple, list)) and example_inputs:
+        return tuple(example_inputs)
+    raise UserError(f"example_inputs are {example_inputs!r}; allowed are a tensor, or a list of forward's arguments.")
 
 
 def traced(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
