@@ -307,6 +307,20 @@ def test_the_demo_compares_and_can_be_run_again(capsys):
     assert main(["demo", "--epochs", "2"]) == 0
 
 
+def test_the_demo_never_replaces_what_is_not_its_own(capsys):
+    assert main(["demo", "--epochs", "1"]) == 0
+    note, exported = Path("runs/demo-gibbs/notes.txt"), Path("runs/demo-gibbs/model.packed")
+    note.write_text("mine")
+    exported.write_text("of the demo")
+    capsys.readouterr()
+    assert main(["demo", "--epochs", "1"]) == 2
+    assert "runs/demo-gibbs holds notes.txt, which is not the demo's; move it" in capsys.readouterr().err
+    assert note.read_text() == "mine"
+    note.unlink()
+    assert main(["demo", "--epochs", "1"]) == 0
+    assert not exported.exists()
+
+
 def test_the_demo_never_replaces_another_run(capsys):
     assert main(["train", "--epochs", "1", "--out", "runs/demo-dense"]) == 0
     assert main(["demo"]) == 2

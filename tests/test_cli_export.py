@@ -104,6 +104,14 @@ def test_refusals(trained: Path, capsys: pytest.CaptureFixture[str], arguments: 
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "run.json", "metrics.jsonl"])
+def test_a_runs_own_files_are_not_overwritten(trained: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    before = (trained / name).read_bytes()
+    assert main(["export", str(trained), "--format", "packed", "--out", str(trained / name)]) == 2
+    assert f"{name}, a file of a run, which would be lost; choose another name" in capsys.readouterr().err
+    assert (trained / name).read_bytes() == before
+
+
 def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
     with pytest.raises(UserError, match=r"no run\.json"):
         load_run(tmp_path)

@@ -78,3 +78,22 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert main(["profile", str(tmp_path), "--sparsity", "0.5"]) == 2
     assert "for a model by name" in capsys.readouterr().err
+    assert main(["profile", "resnet8", "--threads", "0"]) == 2
+    assert "--threads must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert main(["profile", "resnet8", "--rounds", "0"]) == 2
+    assert "--rounds must be at least 1, but 0 was given" in capsys.readouterr().err
+
+
+def test_images_that_the_network_does_not_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flat_networks.py").write_text(
+        "from torch import nn\n"
+        "def small(classes, channels): return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))\n"
+        "def lazy(classes, channels): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "flat_networks:small"]) == 2
+    assert "flat_networks:small does not take images of 3 × 32 × 32 (--size is 32): mat1" in capsys.readouterr().err
+    assert main(["describe", "flat_networks:lazy"]) == 2
+    assert "1.weight has no size before the first image" in capsys.readouterr().err

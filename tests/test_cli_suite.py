@@ -92,6 +92,11 @@ def test_a_suite_runs_in_the_order_of_its_sources_and_is_then_complete(capsys, t
         "3 results into there, 0 files of unfinished work into w"
     ]
     assert len(list((tmp_path / "there").iterdir())) == 3
+    assert main(["suite", "import", "paper", "out"]) == 2
+    assert capsys.readouterr().err == "gibbsprune: out holds the state of the suite 'tiny', not of 'paper'\n"
+    assert "--dry-run" not in said(capsys, "status tiny")[-1], "there is no rest"
+    assert main(["suite", "run", "tiny", "--on", "abacus"]) == 2
+    assert "--on abacus is for --dry-run" in capsys.readouterr().err
 
 
 def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):

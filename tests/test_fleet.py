@@ -231,6 +231,18 @@ def test_the_comparison_would_notice(digits, model, lr, allowed):
         assert distance(unmasked(other, 0), unmasked(plain, 0), start) > 2.5 * allowed, change
 
 
+def test_a_sparsity_of_nothing_prunes_nothing(digits):
+    specs = [spec(sparsity=0.0), spec(1, sparsity=0.0, structure="filter"), spec(2, sparsity=0.5)]
+    fleet = Fleet(specs, digits)
+    fleet.train_epoch()
+    whole = [all(mask.all() for mask in fleet.masks(k).values()) for k in range(3)]
+    assert whole == [True, True, False]
+    results = fleet.finish()
+    assert [result["sparsity"] for result in results[:2]] == [0, 0]
+    assert [result["agreement"] for result in results[:2]] == [1, 1]
+    assert results[2]["sparsity"] > 0.2
+
+
 def test_the_order_of_the_runs_is_that_of_the_specs(digits):
     specs = [spec(3, sparsity=0.5), spec(1, method="dense"), spec(2, structure="kernel")]
     records = Fleet(specs, digits).train_epoch()

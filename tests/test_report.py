@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -290,6 +291,11 @@ def test_the_mask_freezes(structure):
 
 def test_the_command_writes_everything(full, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    assert main(["report", str(full), "--out", "alone"]) == 0
+    assert "The tables are in alone/results.md." in capsys.readouterr().out
+    assert not (tmp_path / "docs").exists(), "no documentation, none made"
+    shutil.rmtree(tmp_path / "alone")
+    (tmp_path / "docs").mkdir()
     assert main(["report", str(full), "--out", "out"]) == 0
     assert "Open out/index.html in a browser" in capsys.readouterr().out
     written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
@@ -300,6 +306,15 @@ def test_the_command_writes_everything(full, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "out" / "index.html").read_text()
     assert "/*DATA*/" not in text
     assert re.findall(r"(?:src|href)=\"([^\"]+)\"", text) == ["https://arxiv.org/abs/2006.04981"], "nothing is fetched"
+
+
+def test_somebody_elses_page_is_not_overwritten(full, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text("mine")
+    assert main(["report", str(full), "--out", "out"]) == 2
+    assert capsys.readouterr().err.startswith("gibbsprune: docs/results.md was not written by gibbsprune report;")
+    assert [str(file) for file in Path().rglob("*") if file.is_file()] == ["docs/results.md"]
 
 
 def test_mistakes_are_told(tmp_path, capsys):

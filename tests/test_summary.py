@@ -183,3 +183,13 @@ def test_snapshots_round_trip(tmp_path):
     assert (shot.layer, shot.epoch, shot.beta, shot.block) == ("conv", 3, 12.5, (3, 3))
     assert shot.picture.sum() == 72
     assert load_snapshots(tmp_path / "none") == []
+
+
+def test_masks_that_have_not_converged_are_told_of():
+    spec = RunSpec(model="resnet8")
+    assert "converged" not in summary.headline(spec, [RESULT])
+    assert "The masks have not converged: only 50.55 %" in summary.headline(
+        spec, [RESULT, {**RESULT, "agreement": 0.5055}]
+    )
+    other = RunSpec(model="resnet8", method="random-mask")
+    assert "converged" not in summary.headline(other, [{**RESULT, "agreement": 0.5}])

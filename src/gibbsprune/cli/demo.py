@@ -8,7 +8,7 @@ from typing import Any
 
 from gibbsprune.errors import UserError
 
-MODEL, DATA, SPARSITY = "resnet8", "digits", 0.9
+MODEL, DATA, SPARSITY, METHODS = "resnet8", "digits", 0.9, ("dense", "gibbs")
 
 
 def add_parser(commands: Any) -> None:
@@ -33,7 +33,9 @@ def handle(options: argparse.Namespace) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # images of 8×8 pixels give several threads nothing to do but wait for each other
     try:
-        dense, gibbs = (_run(method, options) for method in ("dense", "gibbs"))
+        for method in METHODS:
+            _check_replaceable(_folder(method, options))
+        dense, gibbs = (_run(method, options) for method in METHODS)
         print()
         print(comparison(dense.results[0], gibbs.results[0]))
         print()
@@ -59,24 +61,33 @@ def _profile(folder: Path) -> str:
 def _run(method: str, options: argparse.Namespace) -> Any:
     """One of the two runs, in a folder of its own."""
     from gibbsprune.training import run
+    from gibbsprune.training.folder import remove
     from gibbsprune.training.spec import RunSpec
 
-    path = Path(options.out) / f"demo-{method}"
-    _replace(path)
+    path = _folder(method, options)
+    if (path / "run.json").exists():
+        remove(path)
     spec = RunSpec(data=DATA, model=MODEL, method=method, sparsity=SPARSITY, epochs=options.epochs)
     print()
     return run.start([spec], path, options.device, command=options.command_line)
 
 
-def _replace(path: Path) -> None:
-    """Make room for a new demo: an earlier one goes, anything else stays."""
-    from gibbsprune.training.folder import RunFolder, remove
+def _folder(method: str, options: argparse.Namespace) -> Path:
+    return Path(options.out) / f"demo-{method}"
 
-    if (path / "run.json").exists():
-        command = RunFolder.open(path).record.get("command") or ""
-        if "demo" not in command.split():
-            raise UserError(f"{path} holds a run that is not the demo's; choose another folder with --out")
-        remove(path)
+
+def _check_replaceable(path: Path) -> None:
+    """A new demo takes the place of an earlier one and of what was exported from it, and of nothing else."""
+    from gibbsprune.cli.export import FORMATS
+    from gibbsprune.training.folder import RunFolder, strangers
+
+    if not (path / "run.json").exists():
+        return
+    command = RunFolder.open(path).record.get("command") or ""
+    if "demo" not in command.split():
+        raise UserError(f"{path} holds a run that is not the demo's; choose another folder with --out")
+    if others := [name for name in strangers(path) if name not in {file for _, file in FORMATS.values()}]:
+        raise UserError(f"{path} holds {others[0]}, which is not the demo's; move it, or choose another --out")
 
 
 def comparison(dense: dict[str, Any], gibbs: dict[str, Any]) -> str:

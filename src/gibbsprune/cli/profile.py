@@ -36,6 +36,9 @@ def handle(options: argparse.Namespace) -> int:
     """Measure, print and draw."""
     import torch
 
+    for what in ("threads", "rounds"):
+        if (given := getattr(options, what)) is not None and given < 1:
+            raise UserError(f"--{what} must be at least 1, but {given} was given")
     path = Path(options.target)
     if (path / "run.json").exists() or (path.parent / "run.json").exists():
         if options.sparsity is not None:
@@ -83,6 +86,12 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
     x = torch.randn(8, 3, size, size, generator=generator)
+    try:
+        with torch.no_grad():
+            forms["dense"].eval()(x[:1])
+    except Exception as error:  # whatever the network's own code raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{name} does not take images of 3 × {size} × {size} (--size is {size}): {reason}") from error
     if sparsity is None:
         return f"{name}, untrained", forms, x
     pruned = build(name, 10, 3, torch.Generator().manual_seed(0))

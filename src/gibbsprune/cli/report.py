@@ -18,8 +18,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("results", metavar="PLACE", help="raw results: results/paper, s3://… or another")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER",
                         help="figures, tables and index.html (report)")  # fmt: skip
-    parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="FOLDER",
-                        help="where results.md and its figures go as well (docs)")  # fmt: skip
+    parser.add_argument("--docs", type=Path, metavar="FOLDER",
+                        help="where results.md and its figures go as well (docs, if that exists)")  # fmt: skip
     parser.add_argument("--no-docs", action="store_true", help="leave the documentation alone")
     parser.set_defaults(handler=handle, parser=parser)
 
@@ -29,7 +29,8 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.experiments import report
     from gibbsprune.training.places import place
 
-    docs = None if options.no_docs else options.docs
+    docs = options.docs or (Path("docs") if Path("docs").is_dir() else None)
+    docs = None if options.no_docs else docs
     report.write(place(options.results), options.out, docs)
     print(f"Open {options.out / 'index.html'} in a browser; figures are in {options.out / 'figures'}.")
     print(f"The tables are in {(docs or options.out) / 'results.md'}.")

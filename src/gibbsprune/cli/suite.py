@@ -160,12 +160,14 @@ def show_status(options: argparse.Namespace) -> int:
         found = [state.state(cell) for cell in chosen if cell.step == step]
         rows.append([f"step {step}", len(found), *(found.count(word) for word in words)])
     print(table(["", "cells", *words], rows))
-    print(f"gibbsprune suite run {options.suite} --dry-run shows the plan for the rest, with times")
+    if any(state.state(cell) != "done" for cell in chosen):
+        print(f"gibbsprune suite run {options.suite} --dry-run shows the plan for the rest, with times")
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
     """Run what is missing, or show how that would go."""
+    from gibbsprune.errors import UserError
     from gibbsprune.experiments import carry, drive
     from gibbsprune.training.interrupt import terminable
 
@@ -174,11 +176,13 @@ def run(options: argparse.Namespace) -> int:
         for line in drive.plan_lines(drive.survey(chosen, everything, orders), orders, options.on):
             print(line)
         return 0
+    if options.on is not None:
+        raise UserError(f"--on {options.on} is for --dry-run; training runs on --device")
 
     def leave() -> None:
         if options.export_state is not None:
             limit = options.export_limit * 2**20
-            carry.pack(everything, orders.results, orders.work, options.export_state, total=limit)
+            carry.pack(everything, orders.results, orders.work, options.export_state, total=limit, of=options.suite)
 
     try:
         with terminable():
@@ -243,7 +247,7 @@ def export_state(options: argparse.Namespace) -> int:
 
     _check_counts(options)
     limit = options.export_limit * 2**20
-    written = carry.pack(suite(options.suite), *_places(options), options.folder, total=limit)
+    written = carry.pack(suite(options.suite), *_places(options), options.folder, total=limit, of=options.suite)
     size = sum(file.stat().st_size for file in written)
     print(f"{len(written)} files of together {size / 2**20:.1f} MiB in {options.folder}")
     return 0
@@ -255,7 +259,7 @@ def import_state(options: argparse.Namespace) -> int:
     from gibbsprune.experiments.suite import suite
 
     everything, (results, work) = suite(options.suite), _places(options)
-    written = carry.unpack(everything, options.folder, results, work)
+    written = carry.unpack(everything, options.folder, results, work, options.suite)
     found = sum(name.startswith("results/") for name in written)
     print(f"{found} results into {results}, {len(written) - found} files of unfinished work into {work}")
     return 0

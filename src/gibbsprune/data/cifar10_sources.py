@@ -102,6 +102,8 @@ def from_npm(package: Package, images: int, folder: Path, progress: Progress | N
 def from_folders(folders: Iterable[str | os.PathLike[str]], images: int, progress: Progress | None = None) -> Arrays:
     """The package's six PNGs and two label files, each found in one of the folders."""
     where = [Path(folder) for folder in folders]
+    if missing := [folder for folder in where if not folder.is_dir()]:
+        raise UserError(f"{missing[0]} is no folder.")
 
     def read(name: str) -> bytes:
         for folder in where:

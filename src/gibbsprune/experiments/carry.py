@@ -34,8 +34,12 @@ def pack(
     part: int = PART,
     total: int = TOTAL,
     say: Callable[[str], object] = print,
+    of: str = "",
 ) -> list[Path]:
-    """Writes the state into ``out`` as parts of at most ``part`` bytes; what does not fit into ``total`` is named."""
+    """Writes the state into ``out`` as parts of at most ``part`` bytes; what does not fit into ``total`` is named.
+
+    ``of`` is the suite's name.
+    """
     make_folder(out)
     buffer = io.BytesIO()
     with (
@@ -62,7 +66,7 @@ def pack(
         paths.append(out / f"suite-state.{mark}.{i:03d}")  # beside the parts before, which stay whole until the list
         write_atomic(paths[-1], piece)
         listed.append({"name": paths[-1].name, "sha256": hashlib.sha256(piece).hexdigest()})
-    write_atomic(out / LIST, json.dumps(listed, indent=1) + "\n")
+    write_atomic(out / LIST, json.dumps({"suite": of, "parts": listed}, indent=1) + "\n")
     for old in set(out.glob("suite-state.*")) - {*paths, out / LIST}:
         old.unlink()
     return [*paths, out / LIST]
@@ -86,13 +90,16 @@ def _groups(everything: Sequence[Cell], results: Place, work: Place) -> Iterable
         yield [(f"work/{folder.name}/{file.name}", file) for file in parts]
 
 
-def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place) -> list[str]:
-    """Takes a packed state apart into the two folders; returns what was written."""
+def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place, of: str = "") -> list[str]:
+    """Takes a packed state apart into the two folders; returns what was written. Another suite's is refused."""
     try:
-        listed = json.loads((source / LIST).read_text())
+        found = json.loads((source / LIST).read_text())
+        theirs, listed = ("", found) if isinstance(found, list) else (found["suite"], found["parts"])
         pieces = [(source / entry["name"]).read_bytes() for entry in listed]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{source} holds no whole state of a suite: {error}") from None
+    if of and theirs and of != theirs:
+        raise UserError(f"{source} holds the state of the suite {theirs!r}, not of {of!r}")
     for entry, piece in zip(listed, pieces):
         if hashlib.sha256(piece).hexdigest() != entry["sha256"]:
             raise UserError(f"{source / entry['name']} is damaged (its checksum does not match)")

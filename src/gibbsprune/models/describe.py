@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import UninitializedParameter
+
+from ..errors import UserError
 
 ROWS = ("first conv", "batch norm", "dense", "other convs")
 
@@ -29,6 +32,8 @@ def describe(model: nn.Module) -> list[Row]:
 
     A parameter shared between layers is counted once.
     """
+    if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise UserError(f"{lazy[0]} has no size before the first image: a network with lazy layers cannot be counted")
     counts = dict.fromkeys((*ROWS, "other"), 0)
     seen: set[int] = set()
     first = True

@@ -75,7 +75,7 @@ class Engine:
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in placed]
         self.rules: list[tuple[Rule, list[int]]] = []
         for how in dict.fromkeys(spec.how for spec in specs):
-            mine = [i for i, (_, k, _) in enumerate(self.sites) if specs[k].how is how]
+            mine = [i for i, (_, k, site) in enumerate(self.sites) if specs[k].how is how and site.sparsity > 0]
             if mine and (rule := how.rule([placed[i] for i in mine], specs, device)) is not None:
                 self.rules.append((rule, mine))
         self.limited = [i for i, (_, k, _) in enumerate(self.sites) if specs[k].how.ends_with != "held"]

@@ -19,6 +19,10 @@ from gibbsprune.training.checkpoint import clean, unwritable, write_atomic
 from gibbsprune.training.spec import RunSpec
 
 FORMAT = 1
+#: What a run writes into its folder, beside its pictures.
+OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
+             "summary.md")  # fmt: skip
+OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard")
 
 
 class Busy(UserError):
@@ -198,6 +202,18 @@ def plain(value: Any) -> Any:
 def dump(value: Any) -> str:
     """Readable JSON text."""
     return json.dumps(plain(value), indent=2) + "\n"
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a path is, or would be, one of the files that make a run, in its folder or that of its fleet."""
+    folder = path.resolve().parent
+    return path.name in OWN_FILES and any((folder / name).exists() for name in ("run.json", "metrics.jsonl"))
+
+
+def strangers(path: Path) -> list[str]:
+    """The names in a run's folder that the run did not write."""
+    found = [entry.name for entry in path.iterdir() if not entry.name.startswith(".") and entry.suffix != ".png"]
+    return sorted(set(found) - {*OWN_FILES, *OWN_FOLDERS})
 
 
 def remove(path: str | os.PathLike[str]) -> None:

@@ -14,6 +14,8 @@ from gibbsprune.training.progress import clock
 from gibbsprune.training.snapshots import load_snapshots
 from gibbsprune.training.spec import RunSpec
 
+CONVERGED = 0.99  # the agreement of the last draw with the converged mask from which on nothing is said about it
+
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
     """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
@@ -90,10 +92,15 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
     if not spec.how.prunes:
         return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
+    agreement = min(result.get("agreement") or 1.0 for result in results)
+    caution = "" if agreement >= CONVERGED or spec.method != "gibbs" else (
+        f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, so "
+        "that the sparsity is not exact; anneal to a higher β (--beta-end) or over more epochs."
+    )  # fmt: skip
     return (
         f"{spec.model} on {spec.data}, pruned {spec.structure}-wise by {spec.method} to a sparsity of "
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
-        f"{parameters:,} parameters left."
+        f"{parameters:,} parameters left.{caution}"
     )
 
 

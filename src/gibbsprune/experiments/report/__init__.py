@@ -17,6 +17,8 @@ def write(results: Place, out: Path, docs: Path | None = None) -> list[Path]:
     found = groups.load(results)
     if not found.groups:
         raise UserError(f"{results} holds no results")
+    if docs is not None and (page_ := docs / "results.md").exists() and tables.MARK not in page_.read_text():
+        raise UserError(f"{page_} was not written by gibbsprune report; choose another --docs, or --no-docs")
     make_folder(out)
     written = figures.draw_all(found, out / "figures")
     write_atomic(out / "index.html", page.page_text(found, results))

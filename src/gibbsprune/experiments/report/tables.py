@@ -22,6 +22,8 @@ FIGURES = {
 }
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
+MARK = "Written by `gibbsprune report`"
+
 
 def results_text(results: Results, folder: Place, images: str) -> str:
     """The whole page; ``images`` is where the figures lie, seen from it."""
@@ -29,7 +31,7 @@ def results_text(results: Results, folder: Place, images: str) -> str:
     lacking = store.missing(folder, [cell.spec for cell in cells])
     parts = [
         "# Results",
-        "Written by `gibbsprune report` from the raw files in [`results/paper`](../results/paper); not edited by hand. "
+        f"{MARK} from the raw files in [`results/paper`](../results/paper); not edited by hand. "
         "CIFAR-10, test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
         "standard deviation over seeds where there are several, their number in brackets. “Paper” is Labach & Valaee, "
         "[arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are checked in; "
