@@ -142,7 +142,7 @@ class TwoInputs(nn.Module):
         return torch.relu(self.a(x) + self.b(y)), self.a(x)
 
 
-def test_python_functions(tmp_path: Path) -> None:
+def test_python_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     inputs = (torch.randn(1, 6), torch.randn(1, 5))
@@ -171,8 +171,10 @@ def test_python_functions(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
+    capsys.readouterr()
     for function in (export_onnx, export_pt2):
         with pytest.raises(UserError, match="cannot be exported") as caught:
             function(Branching(), torch.ones(2, 3), tmp_path / "no")
+        assert capsys.readouterr() == ("", ""), "the sentence is enough"
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "no").exists()

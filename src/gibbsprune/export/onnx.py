@@ -138,10 +138,12 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages that are not installed and about itself."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration")]
+    """Without the exporter's remarks about packages that are not installed, about itself and about its graphs."""
+    names = ("torch.onnx", "torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
