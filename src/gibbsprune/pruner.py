@@ -19,12 +19,10 @@ from .law import Law, Site, off_edge
 from .masking import GibbsMasked, attach, burn, stored_weight
 from .samplers import chromatic
 from .schedules import Schedule
-from .selection import Rules, select
+from .selection import Rules, Sparsity, select, targets
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
-from .threshold import check_sparsity, kept_count, mean_squares, quantile
-
-Sparsity = float | Mapping[str, float] | Callable[[str], float]
+from .threshold import kept_count, mean_squares, quantile
 
 
 class GibbsPruner:
@@ -81,7 +79,7 @@ class GibbsPruner:
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude)
-        self._targets = _targets(sparsity, list(self._layers))
+        self._targets = targets(sparsity, list(self._layers))
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
         sizes = [math.prod(site.shape) for site in self._sites.values()]
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
@@ -303,20 +301,6 @@ class GibbsPruner:
             if (saved := _stream(state["generators"], device)) is not None:
                 self._generator(device).set_state(saved.cpu())
         self.set_epoch(int(state["epoch"]))
-
-
-def _targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
-    if callable(sparsity):
-        return {name: check_sparsity(sparsity(name)) for name in names}
-    if isinstance(sparsity, Mapping):
-        if unknown := [name for name in sparsity if name not in names]:
-            raise UserError(f"sparsity names layer {unknown[0]!r}, which is not pruned: there are {', '.join(names)}")
-        if missing := [name for name in names if name not in sparsity]:
-            raise UserError(
-                f"sparsity says nothing of layer {missing[0]!r}: give it a value (0 keeps all) or exclude it"
-            )
-        return {name: check_sparsity(sparsity[name]) for name in names}
-    return dict.fromkeys(names, check_sparsity(sparsity))
 
 
 def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | None:

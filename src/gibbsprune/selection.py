@@ -1,8 +1,8 @@
-"""Which layers to prune: by name pattern, by type, or by a predicate."""
+"""Which layers to prune, by name pattern, by type or by a predicate, and how far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,9 +12,11 @@ from torch.nn.utils import parametrize
 
 from .errors import UserError
 from .structures import PRUNABLE, Structure
+from .threshold import check_sparsity
 
 Rule = str | type | Callable[[str, nn.Module], bool]
 Rules = Rule | Iterable[Rule] | None
+Sparsity = float | Mapping[str, float] | Callable[[str], float]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -100,3 +102,18 @@ def _check(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 f"layers {name!r} and {others[0]!r} share one weight, so that pruning one prunes the other: "
                 f"exclude both or untie them"
             )
+
+
+def targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
+    """The sparsity of each layer, from one number, a mapping by name or a function of the name."""
+    if callable(sparsity):
+        return {name: check_sparsity(sparsity(name)) for name in names}
+    if isinstance(sparsity, Mapping):
+        if unknown := [name for name in sparsity if name not in names]:
+            raise UserError(f"sparsity names layer {unknown[0]!r}, which is not pruned: there are {', '.join(names)}")
+        if missing := [name for name in names if name not in sparsity]:
+            raise UserError(
+                f"sparsity says nothing of layer {missing[0]!r}: give it a value (0 keeps all) or exclude it"
+            )
+        return {name: check_sparsity(sparsity[name]) for name in names}
+    return dict.fromkeys(names, check_sparsity(sparsity))
