@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,13 @@ def test_a_download_that_breaks_off_is_resumed(tmp_path: Path) -> None:
         server.break_off = [100_000, 50_000]
         get(server, tmp_path)
         assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+    check(tmp_path)
+
+
+def test_several_processes_may_want_it_at_once(tmp_path: Path) -> None:
+    with serve(archive()) as server, ThreadPoolExecutor(3) as pool:
+        for task in [pool.submit(get, server, tmp_path) for _ in range(3)]:
+            task.result()
     check(tmp_path)
 
 
@@ -163,7 +171,9 @@ def test_a_damaged_cache_is_refused_and_fetched_again(tmp_path: Path) -> None:
         sound = path.read_bytes()
         altered = bytearray(sound)
         altered[len(sound) // 2] ^= 1
-        for damaged in (b"", sound[: len(sound) // 2], sound[:-1], bytes(altered)):
+        strange = bytearray(sound)
+        strange[sound.index(b"PK\x01\x02") + 10] = 99  # an unknown method of compression
+        for damaged in (b"", sound[: len(sound) // 2], sound[:-1], bytes(altered), bytes(strange)):
             path.write_bytes(damaged)
             with pytest.raises(UserError, match="is damaged; run: gibbsprune data get cifar10"):
                 load_cifar10(tmp_path)

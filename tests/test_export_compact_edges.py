@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from export_zoo import WEIGHTED, randomise
-from gibbsprune import compact
+from gibbsprune import accelerate, compact
+from gibbsprune.export.tracing import difference
 
 
 class Net(nn.Module):
@@ -125,3 +126,55 @@ def test_convolutions_in_space() -> None:
     x = torch.randn(2, 2, 6, 7, 8)
     assert (model(x) - small(x)).abs().max() <= 1e-5
     assert small.report.parameters_after < 0.6 * small.report.parameters_before
+
+
+def without(model: nn.Module, share: float = 0.5) -> nn.Module:
+    """The model in eval mode, with the first filters of its inner layers at zero."""
+    for layer in [m for m in model.modules() if isinstance(m, WEIGHTED)][:-1]:
+        layer.weight.data[: int(share * len(layer.weight))] = 0
+    return model.eval()
+
+
+def test_numbers_that_are_not_finite_must_be_the_same() -> None:
+    plain = torch.tensor([1.0, -2.0, 3.0])
+    holes, other = plain.clone(), plain.clone()
+    holes[2], other[2] = torch.inf, -torch.inf
+    assert difference(holes, holes) == 0
+    assert difference(holes, holes + torch.tensor([0.0, 0.5, 0.0])) == 0.25
+    for wrong in (plain, other, torch.full((3,), torch.nan)):
+        assert difference(holes, wrong) == torch.inf
+    assert difference(plain, torch.full((3,), torch.nan)) == torch.inf
+    assert difference(torch.full((3,), torch.nan), torch.full((3,), torch.nan)) == 0
+
+
+def test_one_row_stands_for_any_number_of_them() -> None:
+    place = nn.Parameter(torch.randn(1, 8, 8, 8))
+    model = without(Net(lambda net, x: net.b(F.relu(net.a(x) + net.place)), a=conv(3, 8), b=conv(8, 4), place=place))
+    small = compact(model, torch.randn(1, 3, 8, 8))
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+    x = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_under_autocast() -> None:
+    layers = {"a": conv(3, 8), "b": conv(8, 8), "c": conv(8, 4)}
+    model = without(Net(lambda net, x: net.c(F.relu(net.a(x)) + net.b(F.relu(net.a(x)))), **layers))
+    x = torch.randn(2, 3, 8, 8)
+    small = compact(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(small(x).float(), model(x).float(), rtol=0.05, atol=0.05)
+
+
+def test_what_reads_shapes_can_be_made_smaller_and_then_accelerated() -> None:
+    def rows(net: Net, x: Tensor) -> Tensor:
+        x = F.relu(net.b(F.relu(net.a(x))))
+        n, c, h, w = x.shape
+        return net.c(x.permute(0, 2, 3, 1).reshape(n, h * w * c))
+
+    model = without(Net(rows, a=conv(3, 8), b=conv(8, 8), c=nn.Linear(8 * 16, 5)))
+    x = torch.randn(2, 3, 4, 4)
+    small = compact(compact(model, x), x)
+    fast = accelerate(small, x, rounds=1)
+    assert "cannot be traced" not in fast.report.note
+    for module in (small, fast):
+        torch.testing.assert_close(module(x), model(x), rtol=1e-4, atol=1e-5)

@@ -361,3 +361,16 @@ def test_without_the_library(monkeypatch):
     monkeypatch.delitem(sys.modules, "gibbsprune.integrations.lightning", raising=False)
     with pytest.raises(gp.UserError, match=r"^GibbsPruning needs Lightning: pip install 'gibbsprune\[lightning\]'$"):
         importlib.import_module("gibbsprune.integrations.lightning")
+
+
+def test_a_finalized_model_takes_no_checkpoint_with_masks(lightning, tmp_path):
+    def fit(module, callback, path=None):
+        saver = lightning.callbacks.ModelCheckpoint(tmp_path / "c", save_top_k=-1)
+        trainer = make_trainer(lightning, tmp_path, [callback, saver], max_epochs=2, enable_checkpointing=True)
+        trainer.fit(module, make_loader(), ckpt_path=path)
+
+    module, callback = make_module(lightning), pruning(0.75, schedule=SCHEDULE, draw="converged")
+    fit(module, callback)
+    with pytest.raises(gp.UserError, match=r"^the masks of this model are burnt in, so that a checkpoint with masks"):
+        fit(module, callback, tmp_path / "c" / "epoch=0-step=6.ckpt")
+    check_final(module)

@@ -292,3 +292,11 @@ def test_without_the_library(monkeypatch):
         gp.UserError, match=r"^GibbsPruningCallback needs Transformers: pip install 'gibbsprune\[transformers\]'$"
     ):
         importlib.import_module("gibbsprune.integrations.transformers")
+
+
+def test_a_finished_training_is_not_resumed_in_the_same_model(tmp_path):
+    trainer = make_trainer(make_model(), tmp_path, pruning(0.75), save_strategy="epoch", num_train_epochs=2)
+    trainer.train()
+    path = next(tmp_path.glob("checkpoint-*"))
+    with pytest.raises(gp.UserError, match="the masks of this model are burnt in, so that the checkpoint's masked"):
+        trainer.train(resume_from_checkpoint=str(path))

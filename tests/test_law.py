@@ -304,3 +304,8 @@ def test_a_hamiltonian_of_ones_own_with_a_negative_coupling_is_refused():
 
     with pytest.raises(gp.UserError, match=r"^coupling is -0.1: allowed are numbers from 0 up$"):
         gp.sample(torch.ones(2, 3), Repelling(), "filter")
+
+
+def test_a_sparsity_of_nothing_keeps_all_at_every_beta():
+    for structure in ("weight", "kernel", "filter"):
+        assert gp.sample(torch.randn(4, 3, 3, 3), structure=structure, sparsity=0, beta=0.1, draws=3).all()

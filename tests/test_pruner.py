@@ -579,6 +579,16 @@ def test_something_else_than_a_model():
         gp.GibbsPruner(None, 0.5)
 
 
+@pytest.mark.parametrize("epoch", [3.75, np.int64(3), np.float32(2.5)])
+def test_epochs_of_other_kinds_are_saved_as_they_are(epoch):
+    pruner, other = (gp.GibbsPruner(small_net(), 0.5, schedule=lambda n: 10 * (1 + n)) for _ in range(2))
+    pruner.set_epoch(epoch)
+    torch.save(pruner.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert (other.epoch, other.beta) == (pruner.epoch, pruner.beta) == (float(epoch), 10 * (1 + float(epoch)))
+
+
 def test_states_that_are_not_whole():
     pruner = gp.GibbsPruner(small_net(), 0.5)
     for state, sentence in ((None, "has version None"), ({"version": 1, "seed": 0}, "lacks epoch, steps, generators")):

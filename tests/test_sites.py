@@ -135,3 +135,12 @@ def test_without_annealing_epochs_beta_rises_over_64_percent():
 def test_a_dense_run_has_no_beta_whatever_the_recipe_says(recipe):
     dense = spec(method="dense", recipe=RECIPES["paper"].replace(**recipe))
     assert dense.how.level(dense, [])(100) == 0.0
+
+
+@pytest.mark.parametrize("method", ["gibbs", "random-mask"])
+def test_a_layer_of_one_filter_is_refused(method):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 6, 3))
+    spec = RunSpec(method=method, structure="filter", sparsity=0.5)
+    with pytest.raises(UserError, match=r"^layer '1' has a single filter: sparsity 0.5 would remove all of it; leave"):
+        run_sites(spec, model)
+    assert list(run_sites(spec.replace(exclude="1"), model)) == ["2"]

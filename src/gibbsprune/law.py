@@ -260,7 +260,7 @@ def sample(
         beta = check_beta(beta)
     site = Site(tuple(weight.shape), kind, chosen, check_sparsity(sparsity), sampler)
     out = torch.empty(draws, *weight.shape, dtype=torch.bool, device=weight.device)
-    if math.isinf(beta):
+    if math.isinf(beta) or sparsity == 0:  # which keeps all
         site.checked()
         return out.copy_(converged_mask(weight, sparsity, kind))
     betas = torch.tensor([beta], dtype=torch.float64, device=weight.device)

@@ -133,7 +133,7 @@ class GibbsPruner:
             raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
         if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
             raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
-        self.epoch, self.beta = epoch, beta
+        self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
 
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
@@ -300,7 +300,7 @@ class GibbsPruner:
             device = stored_weight(self._layers[names[0]]).device
             if (saved := _stream(state["generators"], device)) is not None:
                 self._generator(device).set_state(saved.cpu())
-        self.set_epoch(int(state["epoch"]))
+        self.set_epoch(state["epoch"])
 
 
 def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | None:

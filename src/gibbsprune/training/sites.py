@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..errors import UserError
 from ..law import Site, off_edge
 from ..methods.gibbs import hamiltonian
 from ..selection import CONVOLUTIONS, select
 from ..structures import as_structure
+from ..threshold import kept_count
 from .spec import RunSpec
 
 
@@ -31,6 +33,12 @@ def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
     sites = {}
     for name, module in layers.items():
         structure, shape = spec.how.structure_of(spec, module), tuple(module.weight.shape)  # type: ignore[arg-type]
-        sparsity = off_edge(spec.sparsity, structure.count(shape))
+        count = structure.count(shape)
+        if spec.sparsity and kept_count(spec.sparsity, count) == 0:
+            raise UserError(
+                f"layer {name!r} has a single {structure.name}: sparsity {spec.sparsity:g} would remove all of it; "
+                f"leave it out with --exclude {name}"
+            )
+        sparsity = off_edge(spec.sparsity, count)
         sites[name] = Site(shape, structure, chosen, sparsity, spec.sampler).checked()
     return sites
