@@ -310,3 +310,9 @@ def test_a_file_in_the_way_is_told(place, capsys):
 def test_an_unreadable_entry_names_what_is_allowed():
     with pytest.raises(UserError, match=r"^unknown method ''; it must be one of gibbs, dense"):
         Entry.read(":rounds=2")
+
+
+def test_a_comparison_that_was_moved_is_told(tmp_path):
+    ((cell,),) = plan([Entry.read("dense")], RunSpec(model="resnet8"), [0], tmp_path)
+    with pytest.raises(UserError, match="the comparison was moved, or its runs were; move it back, or choose another"):
+        cell.result()

@@ -309,3 +309,10 @@ def test_a_hamiltonian_of_ones_own_with_a_negative_coupling_is_refused():
 def test_a_sparsity_of_nothing_keeps_all_at_every_beta():
     for structure in ("weight", "kernel", "filter"):
         assert gp.sample(torch.randn(4, 3, 3, 3), structure=structure, sparsity=0, beta=0.1, draws=3).all()
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_beta_may_be_greater_than_float32_can_hold(structure):
+    weight = 0.1 * torch.randn(20, 7, 3, 3, generator=seeded(0))
+    mask = gp.sample(weight, structure=structure, sparsity=0.53, beta=1e39, generator=seeded(1))[0]
+    assert torch.equal(mask, gp.converged_mask(weight, 0.53, structure))

@@ -77,6 +77,9 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+GREATEST = 1e38  # β that float32 holds; whatever is decided by then is decided
+
+
 class Law:
     """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
@@ -172,7 +175,7 @@ class _Group:
         if isinstance(self.hamiltonian, Binary):
             return self._draw_binary(means, betas, streams, draws)
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].to(means.dtype)
+        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
         if self.kind and draws == 1 and in_triton(means):
             from .samplers import independent_triton
 

@@ -130,7 +130,7 @@ class GibbsPruning(Callback):
 
 def _refuse() -> None:
     raise UserError(
-        "the masks of this model are burnt in, so that a checkpoint with masks cannot be resumed in it: take a new model"
+        "the masks of this model are burnt in, so that a checkpoint with masks cannot be resumed in it: take a new one"
     )
 
 

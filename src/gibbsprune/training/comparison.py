@@ -90,7 +90,13 @@ class Cell:
 
     def result(self) -> dict[str, Any]:
         """What came out; ``seconds`` are the run's share of its fleet's, and those of the run that it continues."""
-        found = json.loads((self.folder / "result.json").read_text())
+        try:
+            found = json.loads((self.folder / "result.json").read_text())
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.fleet} has no {self.folder.name}: the comparison was moved, or its runs were; move it back, or "
+                "choose another folder with --out"
+            ) from None
         seconds = found["seconds"] / len(RunFolder.open(self.fleet).specs)
         if self.source is not None and self.entry.method in FROM_DENSE:
             seconds += self.source.result()["seconds"]
