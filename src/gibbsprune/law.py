@@ -22,7 +22,7 @@ from .lanes import Lanes
 from .samplers import Source, chromatic, draw_rows, resolve, two_point
 from .schedules import check_beta
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, position
+from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
 
@@ -63,6 +63,24 @@ def off_edge(sparsity: float, count: int) -> float:
     """
     low, fraction = position(sparsity, count)
     return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
+
+
+def layer_site(
+    name: str,
+    shape: tuple[int, ...],
+    structure: Structure,
+    hamiltonian: Hamiltonian,
+    sparsity: float,
+    sampler: str,
+    advice: str,
+) -> Site:
+    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused, with ``advice``."""
+    count = structure.count(shape)
+    if sparsity and kept_count(sparsity, count) == 0:
+        raise UserError(
+            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
+        )
+    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:

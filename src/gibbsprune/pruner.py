@@ -15,7 +15,7 @@ from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .law import Law, Site, off_edge
+from .law import Law, Site, layer_site
 from .masking import GibbsMasked, attach, burn, stored_weight
 from .samplers import chromatic
 from .schedules import Schedule
@@ -111,12 +111,7 @@ class GibbsPruner:
         module, target = self._layers[name], self._targets[name]
         structure = as_structure(kind, module)
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
-        count = structure.count(shape)
-        if target and kept_count(target, count) == 0:
-            raise UserError(
-                f"layer {name!r} has a single {structure.name}: sparsity {target} would remove all of it, exclude it"
-            )
-        return Site(shape, structure, self.hamiltonian, off_edge(target, count), sampler).checked()
+        return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
     # -- training ----------------------------------------------------------------------------------------------------
 

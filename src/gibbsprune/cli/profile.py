@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.values import number, whole
+from gibbsprune.cli.values import check_counts, number, whole
 from gibbsprune.errors import UserError
 
 
@@ -36,9 +36,7 @@ def handle(options: argparse.Namespace) -> int:
     """Measure, print and draw."""
     import torch
 
-    for what in ("threads", "rounds"):
-        if (given := getattr(options, what)) is not None and given < 1:
-            raise UserError(f"--{what} must be at least 1, but {given} was given")
+    check_counts(options, "threads", "rounds")
     path = Path(options.target)
     if (path / "run.json").exists() or (path.parent / "run.json").exists():
         if options.sparsity is not None:
@@ -78,6 +76,7 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     import torch
 
     from gibbsprune.export.compaction import compact
+    from gibbsprune.export.onnx import first_line
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
 
@@ -90,8 +89,9 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
         with torch.no_grad():
             forms["dense"].eval()(x[:1])
     except Exception as error:  # whatever the network's own code raises
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{name} does not take images of 3 × {size} × {size} (--size is {size}): {reason}") from error
+        raise UserError(
+            f"{name} does not take images of 3 × {size} × {size} (--size is {size}): {first_line(error)}"
+        ) from error
     if sparsity is None:
         return f"{name}, untrained", forms, x
     pruned = build(name, 10, 3, torch.Generator().manual_seed(0))

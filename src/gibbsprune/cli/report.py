@@ -29,8 +29,8 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.experiments import report
     from gibbsprune.training.places import place
 
-    docs = options.docs or (Path("docs") if Path("docs").is_dir() else None)
-    docs = None if options.no_docs else docs
+    usual = Path("docs") if Path("docs").is_dir() else None
+    docs = None if options.no_docs else options.docs or usual
     report.write(place(options.results), options.out, docs)
     print(f"Open {options.out / 'index.html'} in a browser; figures are in {options.out / 'figures'}.")
     print(f"The tables are in {(docs or options.out) / 'results.md'}.")

@@ -16,7 +16,9 @@ from gibbsprune.cli.suite_options import (
     add_run,
     duration,
 )
-from gibbsprune.cli.values import seed_list, whole
+from gibbsprune.cli.values import check_counts, seed_list, whole
+
+COUNTS = ("workers", "at_most", "evaluate_every", "export_limit")
 
 
 def add_parser(commands: Any) -> None:
@@ -107,7 +109,7 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     from gibbsprune.errors import UserError
     from gibbsprune.experiments.orders import Orders
 
-    _check_counts(options)
+    check_counts(options, *COUNTS)
     for name, least in (("cpus", "above 0"), ("gpus", "0 or more")):
         given = getattr(options, name, None)
         if given is not None and (given < 0 or (given == 0 and name == "cpus")):
@@ -118,15 +120,6 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     if "checkpoint_every" in options:
         values["checkpoint_seconds"] = options.checkpoint_every
     return Orders(results, work, revision=getattr(options, "revision", None) or _revision(), **values)
-
-
-def _check_counts(options: argparse.Namespace) -> None:
-    from gibbsprune.errors import UserError
-
-    for name in ("workers", "at_most", "evaluate_every", "export_limit"):
-        given = getattr(options, name, None)
-        if given is not None and given < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
 
 
 def _places(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -245,7 +238,7 @@ def export_state(options: argparse.Namespace) -> int:
     from gibbsprune.experiments import carry
     from gibbsprune.experiments.suite import suite
 
-    _check_counts(options)
+    check_counts(options, *COUNTS)
     limit = options.export_limit * 2**20
     written = carry.pack(suite(options.suite), *_places(options), options.folder, total=limit, of=options.suite)
     size = sum(file.stat().st_size for file in written)

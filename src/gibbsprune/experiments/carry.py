@@ -130,8 +130,6 @@ def _target(member: tarfile.TarInfo, results: Place, work: Place) -> Place:
 
 def _drop_finished(everything: Sequence[Cell], results: Place, work: Place) -> None:
     """Forgets half-done fleets from which nothing is to be had any more."""
-    have, kept = store.names(results), planner.saved(work)
-    lacking = set(planner.needed(suite.with_follow_ups(everything, results), have, kept)) - kept
-    for folder, specs in planner.begun(work).items():
-        if planner.over(specs, have, lacking):
-            remove_folder(folder)
+    known = suite.with_follow_ups(everything, results)
+    for folder in planner.over(planner.begun(work), known, store.names(results), planner.saved(work)):
+        remove_folder(folder)

@@ -57,8 +57,9 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
     """Sorts the chosen cells, and the sources that they need from among ``everything``, by their state."""
     by_name = {cell.name: cell for cell in everything}
     have, kept = store.names(results), saved(work)
-    lacking = set(needed(everything, have, kept)) - kept
-    found = Survey(begun={folder: specs for folder, specs in begun(work).items() if not over(specs, have, lacking)})
+    fleets = begun(work)
+    past = over(fleets, everything, have, kept)
+    found = Survey(begun={folder: specs for folder, specs in fleets.items() if folder not in past})
     running = {spec.name() for specs in found.begun.values() for spec in specs}
     seen: set[str] = set()
 
@@ -115,9 +116,16 @@ def needed(everything: Sequence[Cell], have: Collection[str], kept: Collection[s
     return list(found)
 
 
-def over(specs: Sequence[RunSpec], have: Collection[str], lacking: Collection[str]) -> bool:
-    """Whether nothing is to be had any more from a fleet: all its results are there, and nobody waits for weights."""
-    return all(spec.name() in have and spec.name() not in lacking for spec in specs)
+def over(
+    fleets: Mapping[Place, Sequence[RunSpec]], everything: Sequence[Cell], have: Collection[str], kept: Collection[str]
+) -> list[Place]:
+    """The fleets from which nothing is to be had: all their results are there, and nobody waits for weights."""
+    lacking = set(needed(everything, have, kept)) - set(kept)
+    return [
+        folder
+        for folder, specs in fleets.items()
+        if all(spec.name() in have and spec.name() not in lacking for spec in specs)
+    ]
 
 
 def saved(work: Place) -> set[str]:

@@ -25,7 +25,7 @@ from gibbsprune.export.folding import fold_batch_norms
 from gibbsprune.export.layers import CONVOLUTIONS
 from gibbsprune.export.plan import LeftAlone, Plan, ease, full_shape
 from gibbsprune.export.reuse import reuse_memory
-from gibbsprune.export.tracing import as_inputs, difference, in_rows, traced
+from gibbsprune.export.tracing import as_inputs, difference, in_rows, rounding, traced
 
 PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
@@ -74,7 +74,6 @@ def compact(
     original = copy.deepcopy(model).eval()
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
-        original(*copy.deepcopy(inputs))  # a mistake in the inputs is told as the model tells it
         inputs = in_rows(original, inputs)
         expected = original(*copy.deepcopy(inputs))
         root = copy.deepcopy(original)
@@ -88,7 +87,7 @@ def compact(
             left |= _shrink(module, like, prefer)
             reuse_memory(module)
             found = difference(expected, module.eval()(*copy.deepcopy(inputs)))
-            same = found <= max(TOLERANCE, 16 * torch.finfo(like.dtype).eps)
+            same = found <= max(TOLERANCE, rounding(model))
             reason = f"the smaller network would differ by {found:.1e} of the output's scale"
         except Exception as error:  # a graph that no rule foresaw: the model stays right, and the report tells
             same, reason = False, f"its graph cannot be made smaller ({type(error).__name__}: {error})"

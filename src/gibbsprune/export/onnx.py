@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.tracing import as_inputs, difference
+from gibbsprune.export.tracing import as_inputs, difference, rounding
 from gibbsprune.training.checkpoint import write_atomic
 
 DTYPES = ("float32", "float16")
@@ -70,7 +70,7 @@ def export_onnx(
         return [torch.from_numpy(y) for y in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
 
     worst = compared(model, run, inputs)
-    if not worst <= max(TOLERANCE[dtype], _rounding(model)):
+    if not worst <= max(TOLERANCE[dtype], rounding(model)):
         raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
     write_atomic(path, content)
     return ExportReport(len(content), worst)
@@ -108,12 +108,6 @@ def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Te
         raise UserError("example_inputs must be tensors with a batch dimension.")
     inputs = tuple(x.cpu() if len(x) > 1 else torch.cat([x, x]).cpu() for x in inputs)
     return copy.deepcopy(model).cpu().eval(), inputs
-
-
-def _rounding(model: nn.Module) -> float:
-    """What the rounding of a model that computes in half precision may make of its output."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return max((16 * torch.finfo(kind).eps for kind in kinds), default=0.0)
 
 
 @torch.no_grad()

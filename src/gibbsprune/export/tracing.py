@@ -100,3 +100,9 @@ def difference(expected: Any, found: Any) -> float:
             if a.numel():
                 worst = max(worst, float((a - b).abs().max()) / (float(a.abs().max()) or 1.0))
     return worst
+
+
+def rounding(model: nn.Module) -> float:
+    """What rounding in the model's own precision may make of its output: 16 units of it."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return 16 * torch.finfo(like.dtype).eps

@@ -77,7 +77,7 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
                 "GibbsPruningCallback has not seen the trainer being made: give it in Trainer(callbacks=[…]), with a "
                 "model and with restore_callback_states_from_checkpoint=False (it restores itself)"
             )
-        if not self._follower.open and state.global_step and self._saved_masks(state):
+        if not self._follower.open and state.global_step and self._saved_pruner(state):
             raise UserError(
                 "the masks of this model are burnt in, so that the checkpoint's masked weights were not loaded: resume "
                 "with a new Trainer and a new model"
@@ -86,17 +86,16 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
             self._follower.load_state_dict(self._saved(state))
         self._follower.start(state.num_train_epochs, state.max_steps)
 
-    def _saved_masks(self, state: Any) -> bool:
-        """Whether a trainer's state was saved while masks were in place."""
+    def _saved_pruner(self, state: Any) -> Mapping[str, Any]:
+        """The pruner's part of a trainer's state, empty if that was not saved while masks were in place."""
         saved = state.stateful_callbacks.get(type(self).__name__)
-        return isinstance(saved, Mapping) and bool(saved.get("pruner"))
+        return saved.get("pruner") or {} if isinstance(saved, Mapping) else {}
 
     def _saved(self, state: Any) -> dict[str, Any]:
         """The pruner's state from the trainer's, and the masks from the model, which has them already."""
-        if not self._saved_masks(state):
+        if not (read := self._saved_pruner(state)):
             raise UserError("the checkpoint holds no state of GibbsPruningCallback: it was saved without it")
         assert self.pruner is not None
-        read = state.stateful_callbacks[type(self).__name__]["pruner"]
         streams = {device: _tensor(text) for device, text in read["generators"].items()}
         return {**read, "generators": streams, "masks": self.pruner.state_dict()["masks"]}
 

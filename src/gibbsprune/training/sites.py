@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..errors import UserError
-from ..law import Site, off_edge
+from ..law import Site, layer_site
 from ..methods.gibbs import hamiltonian
 from ..selection import CONVOLUTIONS, select
 from ..structures import as_structure
-from ..threshold import kept_count
 from .spec import RunSpec
 
 
@@ -33,12 +31,6 @@ def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
     sites = {}
     for name, module in layers.items():
         structure, shape = spec.how.structure_of(spec, module), tuple(module.weight.shape)  # type: ignore[arg-type]
-        count = structure.count(shape)
-        if spec.sparsity and kept_count(spec.sparsity, count) == 0:
-            raise UserError(
-                f"layer {name!r} has a single {structure.name}: sparsity {spec.sparsity:g} would remove all of it; "
-                f"leave it out with --exclude {name}"
-            )
-        sparsity = off_edge(spec.sparsity, count)
-        sites[name] = Site(shape, structure, chosen, sparsity, spec.sampler).checked()
+        advice = f"; leave it out with --exclude {name}"
+        sites[name] = layer_site(name, shape, structure, chosen, spec.sparsity, spec.sampler, advice)
     return sites

@@ -49,7 +49,7 @@ class Processes:
         device = self._device()
         planner.begin(fleet.folder, fleet.specs)
         process = subprocess.Popen(
-            [*worker_command(fleet.folder, self.orders, device, budget), "--sharing", str(self.known.sharing)],
+            worker_command(fleet.folder, self.orders, device, budget, self.known.sharing),
             env=self.environment,
             start_new_session=True,  # a Ctrl-C is this process's; it stops them once
         )
@@ -70,10 +70,11 @@ class Processes:
             process.wait()
 
 
-def worker_command(folder: Place, orders: Orders, device: str, budget: float) -> list[str]:
+def worker_command(folder: Place, orders: Orders, device: str, budget: float, sharing: int) -> list[str]:
     """The command of a worker, which trains the fleet of one folder."""
     command = [sys.executable, "-m", "gibbsprune", "suite", "fleet", str(folder), "--results", str(orders.results)]
     command += ["--device", device, "--revision", orders.revision, "--evaluate-every", str(orders.evaluate_every)]
     command += ["--checkpoint-every", f"{orders.checkpoint_seconds:.0f}s"]
+    command += ["--sharing", str(sharing)]
     command += ["--autotune"] if orders.autotune else []
     return command if math.isinf(budget) else [*command, "--budget", f"{budget:.0f}s"]
