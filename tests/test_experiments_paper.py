@@ -75,7 +75,8 @@ def test_the_steps_are_those_of_the_plan():
     assert steps == sorted(steps)
     by_step = {k: [cell.spec for cell in CELLS if cell.step == k] for k in set(steps)}
     assert set(by_step) == {1, 2, 3, 4, 5}
-    assert {spec.model for k in (1, 3) for spec in by_step[k]} == {"resnet20"}
+    assert {spec.model for spec in by_step[1]} == {"resnet20"}
+    assert names(spec for spec in by_step[3] if spec.model == "resnet56") == names(paper.settled("resnet56"))
     assert {spec.model for k in (2, 5) for spec in by_step[k]} == {"resnet56"}
     assert {spec.stretch for k in (1, 2, 5) for spec in by_step[k]} == {1}
     assert {spec.seed for spec in by_step[2]} == {0}
@@ -110,6 +111,13 @@ def test_a_hotter_run_is_another_cell():
     assert hot.recipe.beta_end == 1e6
     assert hot.name() != spec.name()
     assert hot.own_epochs == spec.own_epochs
+
+
+def test_low_rates_are_also_run_up_to_the_final_beta_of_stretched_runs():
+    for model in paper.MODELS:
+        plain = [paper.run(model, sparsity=rate) for rate in (0.5, 0.75)]
+        assert paper.settled(model) == [paper.hotter(spec) for spec in plain]
+        assert {cell.places for cell in CELLS if cell.spec in paper.settled(model)} == {("Variations",)}
 
 
 def test_what_tuning_chose_is_tried_at_full_length():

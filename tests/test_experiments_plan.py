@@ -47,8 +47,9 @@ def finish(places, *specs, weights=True):
 
 
 def test_cells_are_chosen_by_what_they_are():
-    both = Choice(table="III", arch="resnet20", method="random-mask").of(CELLS)
+    both = Choice(table="III", arch="resnet20", method=["random-mask"]).of(CELLS)
     assert [cell.spec.sparsity for cell in both] == [0.5, 0.75, 0.9, 0.95]
+    assert {cell.spec.method for cell in Choice(method=["l1", "thinet"]).of(CELLS)} == {"l1", "thinet"}
     assert {cell.spec.seed for cell in Choice(seed=[1, 2]).of(CELLS)} == {1, 2}
     assert max(cell.spec.stretch for cell in Choice(max_stretch=2).of(CELLS)) == 2
     assert {cell.step for cell in Choice(step=[1, 3]).of(CELLS)} == {1, 3}
@@ -61,7 +62,7 @@ def test_cells_are_chosen_by_what_they_are():
     [
         ({"table": "V"}, "unknown table 'V'; it must be one of II, III, IV"),
         ({"figure": "2"}, "unknown figure '2'; it must be one of 3, 4, 5, 6"),
-        ({"method": "magic"}, "unknown method 'magic'; it must be one of gibbs, "),
+        ({"method": ["dense", "magic"]}, "unknown method 'magic'; it must be one of gibbs, "),
         ({"recipe": "x"}, "unknown recipe 'x'; it must be one of paper, modern, digits"),
         ({"max_stretch": 0}, "max-stretch is 0; it must be a whole number from 1"),
         ({"arch": "vgg"}, "unknown arch 'vgg'; it must be one of resnet20, resnet56"),
@@ -101,10 +102,10 @@ def test_nothing_is_done_at_first(places):
 
 
 def test_a_cell_waits_for_its_source_which_comes_along(places):
-    state = look(places, table="III", method="reinit", arch="resnet20")
+    state = look(places, table="III", method=["reinit"], arch="resnet20")
     assert [cell.spec.method for cell in state.queue] == ["gibbs", "reinit"] * 4
     finish(places, paper.run("resnet20", sparsity=0.5))
-    state = look(places, table="III", method="reinit", arch="resnet20")
+    state = look(places, table="III", method=["reinit"], arch="resnet20")
     assert [cell.spec.sparsity for cell in state.ready] == [0.5, 0.75, 0.9, 0.95]
     assert [cell.spec.method for cell in state.ready] == ["reinit", "gibbs", "gibbs", "gibbs"]
 

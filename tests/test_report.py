@@ -193,7 +193,7 @@ def test_notes_and_tuning_are_taken_in(tmp_path):
 
 
 def test_runs_beside_the_evaluation_are_listed(tmp_path):
-    """Also a hotter one, which is none of them."""
+    """Also hotter ones; one that stands for a stretched run is none of them."""
     plain = paper.run("resnet20", structure="kernel")
     other = plain.replace(coupling=0.05)
     slow = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10)
@@ -206,13 +206,16 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     assert extras.plainly(sign) == ("", sign)
     short = sign.replace(recipe=sign.recipe.replace(epochs=4, anneal_epochs=3))
     assert extras.plainly(short) == ("", short), "another length is no variation"
-    for spec in (SQUARE[0], other, hot, fast, plain):
+    settled = paper.settled("resnet20")[0]
+    assert extras.plainly(settled) == ("beta_end 1e+06", paper.run("resnet20", sparsity=0.5))
+    for spec in (SQUARE[0], other, hot, fast, plain, settled):
         store.write(tmp_path / "paper", spec, fake_results.result(spec))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
     listed = text[text.index("## Variations") : text.index("## Tuning")]
     assert f"`{other.name()}`" in listed
     assert f"`{fast.name()}`" in listed
-    assert listed.count("`") == 4
+    assert f"`{settled.name()}`" in listed
+    assert listed.count("`") == 6
     row = next(line for line in listed.splitlines() if other.name() in line)
     cells = [cell.strip() for cell in row.split("|")]
     with_it, without = (f"{100 * fake_results.result(spec)['accuracy']:.2f}" for spec in (other, plain))

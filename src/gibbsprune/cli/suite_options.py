@@ -18,7 +18,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--arch", metavar="NAME", help="resnet20 or resnet56")
     which.add_argument("--seed", type=seed_list, metavar="A-B", help="0, 0-2 or 0,2")
     which.add_argument("--recipe", metavar="NAME", help="paper or modern")
-    which.add_argument("--method", metavar="NAME", help="gibbs, dense, lottery …")
+    which.add_argument("--method", type=words, metavar="A,B", help="gibbs, dense, lottery …; or several: dense,l1")
     which.add_argument("--max-stretch", type=whole, metavar="S", help="no longer schedules than that")
     which.add_argument("--step", type=seed_list, metavar="A-B", help="steps of the plan: 1, 1-2 …; 1 is due first")
 
@@ -72,6 +72,11 @@ def add_export_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export-limit", type=whole, default=60, metavar="MIB", help="of these files together, in MiB (60)"
     )
+
+
+def words(text: str) -> list[str]:
+    """Names between commas."""
+    return [word.strip() for word in text.split(",")]
 
 
 def duration(text: str) -> float:

@@ -217,6 +217,11 @@ def shifted(model: str) -> list[RunSpec]:
     return [changed(spec, REAL_SHIFT) for spec in plain]
 
 
+def settled(model: str) -> list[RunSpec]:
+    """Beyond the paper: the low rates, whose masks do not fully converge, up to the final β of stretched runs."""
+    return [hotter(run(model, sparsity=rate)) for rate in RATES[:2]]
+
+
 def changed(spec: RunSpec, change: Mapping[str, float]) -> RunSpec:
     """A run with another coupling, or something else in its recipe."""
     others = {name: value for name, value in change.items() if name != "coupling"}
@@ -239,7 +244,8 @@ def variations(model: str, structures: Sequence[str] = tuple(SPARSITY)) -> list[
 
 def varied(model: str) -> list[RunSpec]:
     """All runs beyond the paper that differ from one of its own in one thing."""
-    return shifted(model) + [spec for series in variations(model) for spec in series.specs] + tuned(model)
+    rates = [spec for series in variations(model) for spec in series.specs]
+    return shifted(model) + settled(model) + rates + tuned(model)
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -250,7 +256,7 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
     small, large = MODELS
     yield 1, table2(small) + table4(small) + table3(small) + short(small)
     yield 2, table2(large, (0,)) + table4(large, (0,)) + table3(large) + short(large)
-    yield 3, varied(small) + stretched(small, (2, 4)) + long(small)
+    yield 3, varied(small) + settled(large) + stretched(small, (2, 4)) + long(small)
     yield 4, stretched(large, (2,)) + modern(small) + modern(large)
     yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
 

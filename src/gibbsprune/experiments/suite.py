@@ -45,7 +45,7 @@ class Choice:
     arch: str | None = None
     seed: Sequence[int] | None = None
     recipe: str | None = None
-    method: str | None = None
+    method: Sequence[str] | None = None
     max_stretch: int | None = None
     step: Sequence[int] | None = None
 
@@ -53,7 +53,8 @@ class Choice:
         _one_of("table", self.table, paper.TABLES)
         _one_of("figure", self.figure, paper.FIGURES)
         _one_of("recipe", self.recipe, RECIPES)
-        _one_of("method", self.method, METHODS)
+        for method in self.method or ():
+            _one_of("method", method, METHODS)
         if self.max_stretch is not None and self.max_stretch < 1:
             raise UserError(f"max-stretch is {self.max_stretch}; it must be a whole number from 1")
 
@@ -66,7 +67,7 @@ class Choice:
                 self.arch is None or spec.model == self.arch,
                 self.seed is None or spec.seed in self.seed,
                 self.recipe is None or spec.recipe.name == self.recipe,
-                self.method is None or spec.method == self.method,
+                self.method is None or spec.method in self.method,
                 self.max_stretch is None or spec.stretch <= self.max_stretch,
                 self.step is None or cell.step in self.step,
             ]
