@@ -165,3 +165,21 @@ def test_a_finalized_model_trains_under_compile():
     zeros = zeros_of(model)
     train(torch.compile(model, fullgraph=True, backend="aot_eager"), torch.optim.SGD(model.parameters(), 0.01))
     assert all(torch.equal(mask, zeros_of(model)[name]) for name, mask in zeros.items())
+
+
+def test_other_weights_written_over_the_zeros_are_trained_freely():
+    model = small_net()
+    dense = copy.deepcopy(model.state_dict())
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    optimizer, zeros = torch.optim.SGD(model.parameters(), 0.01), zeros_of(model)
+    pruned = copy.deepcopy(model.state_dict())
+    train(model, optimizer)
+    model.load_state_dict(pruned)
+    train(model, optimizer)
+    assert all(torch.equal(now, zeros[name]) for name, now in zeros_of(model).items()), "the same zeros are held on"
+    model.load_state_dict(dense)
+    with pytest.warns(UserWarning, match="other weights were written over zeros that were held"):
+        train(model, optimizer)
+    assert not any(bool(now.any()) for now in zeros_of(model).values())
+    hold_zeros(model)  # there are none
+    train(model, optimizer)

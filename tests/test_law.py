@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import gibbsprune as gp
 from gibbsprune import law as law_module
+from gibbsprune.hamiltonians import as_hamiltonian
 from gibbsprune.law import Law, Site, independent_kind, off_edge
+from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count, position
 
 
@@ -316,3 +318,38 @@ def test_beta_may_be_greater_than_float32_can_hold(structure):
     weight = 0.1 * torch.randn(20, 7, 3, 3, generator=seeded(0))
     mask = gp.sample(weight, structure=structure, sparsity=0.53, beta=1e39, generator=seeded(1))[0]
     assert torch.equal(mask, gp.converged_mask(weight, 0.53, structure))
+
+
+def test_a_great_beta_is_drawn_at_soon_also_where_the_coupling_is_too_weak():
+    """Where the lattice would have 10^15 points and more; what is drawn is a minimum of the energy."""
+    weight = 0.3 * torch.randn(6, 16, 3, 3, generator=seeded(0))
+    best = gp.sample(weight, structure="filter", sparsity=0.73, beta=1e6, generator=seeded(1))[0]
+    for beta in (1e20, 1e38):
+        mask = gp.sample(weight, structure="filter", sparsity=0.73, beta=beta, generator=seeded(1))[0]
+        energies = [gp.energy(m, weight, structure="filter", sparsity=0.73) for m in (mask, best)]
+        assert energies[0] <= energies[1] + 1e-3
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e20])
+def test_weights_of_a_training_that_diverged_are_drawn_from(structure, bad):
+    """Masks of a lost training mean nothing, but its loop comes to its end, and finalize says what has happened."""
+    weight = torch.randn(16, 8, 3, 3, generator=seeded(0))
+    weight[3, 2, 1, 1] = bad
+    kind = as_structure(structure)
+    site = Site(tuple(weight.shape), kind, as_hamiltonian(None, kind), 0.5)
+    (mask,) = Law([site]).draw([weight], beta_tensor(2.0), [seeded(1)])
+    assert mask.shape == weight.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_draws_do_not_depend_on_the_default_dtype(structure, dtype):
+    weight = torch.randn(20, 7, 3, 3, generator=seeded(0))
+    usual = gp.sample(weight, structure=structure, sparsity=0.5, beta=0.7, generator=seeded(1))
+    torch.set_default_dtype(dtype)
+    try:
+        other = gp.sample(weight, structure=structure, sparsity=0.5, beta=0.7, generator=seeded(1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(usual, other)

@@ -206,3 +206,12 @@ def test_refresh_is_a_well_behaved_operator(structure):
     weight = torch.randn(4, 3, 3)
     arguments = (torch.ones(4, 3, 3, dtype=torch.bool), torch.full((3,), -1), weight, 0.5, structure, False, 1)
     torch.library.opcheck(masking.refresh_, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_one_backward_pass_through_two_evaluations():
+    """The weights have not changed between them, so that neither has the mask."""
+    layer = masked_linear().eval()
+    first, second = torch.randn(3, 6), torch.randn(3, 6)
+    (layer(first).sum() + layer(second).sum()).backward()
+    expected = mask_of(layer).converged * (first + second).sum(0)
+    torch.testing.assert_close(stored_weight(layer).grad, expected)

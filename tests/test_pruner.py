@@ -263,6 +263,20 @@ def test_compiled_training_and_evaluation_are_the_eager_ones_without_graph_break
     assert len(frames) == 1, "compiled once for training and once for evaluation"
 
 
+def test_a_draw_inside_a_compiled_function_is_the_eager_one():
+    eager, compiled = small_net(), small_net()
+    pruners = [gp.GibbsPruner(m, 0.5, schedule=gp.ConstantSchedule(1.0), seed=1) for m in (eager, compiled)]
+
+    def step(model, pruner):
+        pruner.step()
+        return model(batch()[0])
+
+    fast = torch.compile(step, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(fast(compiled, pruners[1]), step(eager, pruners[0]))
+    assert same(masks_of(pruners[0]), masks_of(pruners[1]))
+
+
 def test_autocast():
     model = small_net()
     pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(1.0))
@@ -616,6 +630,13 @@ def test_the_warning_names_the_line_that_finalizes():
     with pytest.warns(UserWarning, match="have not converged") as caught:
         pruner.finalize()
     assert caught[0].filename == __file__
+
+
+def test_the_warning_of_a_coupled_law_names_the_coupling():
+    torch.manual_seed(0)
+    pruner = gp.GibbsPruner(nn.Conv2d(8, 8, 3), 0.5, "kernel", gp.Quadratic(1e-6), gp.ConstantSchedule(1e9))
+    with pytest.warns(UserWarning, match="half pruned use a larger coupling than 1e-06, or use"):
+        pruner.finalize()
 
 
 def test_a_layer_of_one_filter_is_refused():

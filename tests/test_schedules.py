@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +91,13 @@ def test_beta_that_is_none(bad):
 def test_beta_may_be_zero_or_infinite():
     assert check_beta(0) == 0.0
     assert check_beta(math.inf) == math.inf
+
+
+def test_fractions_of_an_epoch_count_unless_stretched():
+    assert LogSchedule(1, 100, epochs=1)(0.5) == pytest.approx(10)
+    assert LinearSchedule(0, 4, epochs=2)(0.25) == 0.5
+    assert LinearSchedule(0, 4, epochs=2, stretch=2)(3.9) == 2.0
+
+
+def test_numbers_of_numpy():
+    assert LogSchedule(1, 100, epochs=np.int64(2), stretch=np.int32(1))(1) == pytest.approx(10)

@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import Source, chromatic, draw_rows, resolve, two_point
+from .samplers import Source, chromatic, draw_rows, exact, resolve, two_point
 from .schedules import check_beta
 from .structures import Structure, as_structure
 from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
@@ -159,6 +159,8 @@ class _Group:
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
         self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
+        coupled = self.sampler == "exact" and self.hamiltonian.coupling
+        self.greatest = min(GREATEST, exact.greatest(self.size) / coupled) if coupled else GREATEST
 
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
@@ -193,7 +195,7 @@ class _Group:
         if isinstance(self.hamiltonian, Binary):
             return self._draw_binary(means, betas, streams, draws)
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
+        beta = betas[self.site_run(means.device)].clamp(max=self.greatest).to(means.dtype)
         if self.kind and draws == 1 and in_triton(means):
             from .samplers import independent_triton
 
@@ -262,7 +264,7 @@ def sample(
 ) -> Tensor:
     """Masks of one layer from its Gibbs law at inverse temperature β, shape (draws, *weight.shape), True keeps.
 
-    β = ∞ gives the law's limit, the converged mask.
+    β = ∞ gives the converged mask: the law's limit, where a coupling is large enough for the weights (docs/theory.md).
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.linspace(-1, 1, 100)

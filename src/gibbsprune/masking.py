@@ -55,12 +55,14 @@ class GibbsMasked(Masked):
         kind = self.structure
         if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
             return weight * converged_mask(weight, self.sparsity, kind)
-        refresh_(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
+        # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        bring = refresh_ if traced else _refresh
+        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
         return weight * self.converged
 
 
-@torch.library.custom_op("gibbsprune::refresh_", mutates_args=("converged", "seen"))
-def refresh_(
+def _refresh(
     converged: Tensor,
     seen: Tensor,
     weight: Tensor,
@@ -69,16 +71,17 @@ def refresh_(
     transposed: bool,
     groups: int,
 ) -> None:
-    """Brings ``converged`` up to date with ``weight`` if the weight has changed since ``seen``.
-
-    An operator of its own, so that ``torch.compile`` keeps it in the graph and it runs at every call.
-    """
+    """Brings ``converged`` up to date with ``weight`` if the weight has changed since ``seen``."""
     now = _state(weight)
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
     kind = STRUCTURES[structure](transposed=transposed, groups=groups)
     converged.copy_(converged_mask(weight, sparsity, kind))
     seen[: len(now)] = torch.tensor(now)
+
+
+#: The same as an operator of its own, so that ``torch.compile`` keeps it in the graph and it runs at every call.
+refresh_ = torch.library.custom_op("gibbsprune::refresh_", _refresh, mutates_args=("converged", "seen"))
 
 
 def _state(weight: Tensor) -> list[int]:

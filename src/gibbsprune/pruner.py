@@ -61,7 +61,7 @@ class GibbsPruner:
         sparsity: Sparsity = 0.9,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
-        schedule: Schedule | Callable[[int], float] | None = None,
+        schedule: Schedule | Callable[[Any], float] | None = None,
         include: Rules = None,
         exclude: Rules = None,
         sampler: str = "auto",
@@ -83,12 +83,13 @@ class GibbsPruner:
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
         sizes = [math.prod(site.shape) for site in self._sites.values()]
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
                 raise UserError(f"{what} is {value!r}: allowed are whole numbers from {least}")
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
             raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
         self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
-        self.epoch, self.steps, self.finalized = 0, 0, False
+        self.epoch: float = 0
+        self.steps, self.finalized = 0, False
         self.set_epoch(0)  # the last that can refuse the arguments: from here on the model is changed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._laws: dict[tuple[str, ...], Law] = {}
@@ -115,8 +116,8 @@ class GibbsPruner:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets β to the schedule's value for ``epoch``, counted from 0."""
+    def set_epoch(self, epoch: float) -> None:
+        """Sets β to the schedule's value for ``epoch``, counted from 0; it may be a fraction."""
         if isinstance(epoch, bool) or not isinstance(epoch, (int, float, np.number)):
             raise UserError(f"epoch is {epoch!r}: allowed are numbers, 0 for the first")
         given = self.schedule(epoch)
@@ -130,6 +131,7 @@ class GibbsPruner:
             raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
         self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
 
+    @torch._disable_dynamo
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
         self._check_open("step")
@@ -154,7 +156,7 @@ class GibbsPruner:
 
     def _sample(self, names: tuple[str, ...]) -> list[Tensor]:
         law, weights = self._law(names), self._weights(names)
-        if math.isinf(self.beta):
+        if self.beta == math.inf:
             return law.converged(weights)
         device = weights.weights[0].device
         betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
@@ -219,9 +221,11 @@ class GibbsPruner:
                 final[name] = torch.where(self._on_threshold(name, weight), limit, mask)
                 self.masks[name].mask.copy_(final[name])
         if draw == "sample" and (agreement := self.agreement()) < 0.999:
+            c = self.hamiltonian.coupling
+            larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta or use "
+                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
                 f"finalize(draw='converged')",
                 stacklevel=3,  # no_grad's wrapper is one
             )

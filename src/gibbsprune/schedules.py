@@ -1,6 +1,7 @@
 """Schedules: pure functions from the epoch to β, held after their last epoch (Section III-A and III-E).
 
-``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs.
+``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs. Unstretched ones also take
+fractions: ``set_epoch(step / steps_per_epoch)`` anneals from step to step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
+
 from .errors import UserError
 
 
@@ -16,13 +19,13 @@ from .errors import UserError
 class Schedule(ABC):
     """β as a function of the epoch, counted from 0: ``schedule(epoch)``."""
 
-    def __call__(self, epoch: int) -> float:
+    def __call__(self, epoch: float) -> float:
         if epoch < 0 or math.isnan(epoch):
             raise UserError(f"epoch is {epoch!r}: allowed are numbers from 0")
         return self._value(epoch)
 
     @abstractmethod
-    def _value(self, epoch: int) -> float: ...
+    def _value(self, epoch: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class _Ramp(Schedule):
         _check_whole("epochs", self.epochs)
         _check_whole("stretch", self.stretch)
 
-    def _progress(self, epoch: int) -> float:
+    def _progress(self, epoch: float) -> float:
         """0 at the first epoch, 1 from epoch ``epochs · stretch`` on."""
-        return min(1.0, (epoch // self.stretch) / self.epochs)
+        return min(1.0, (epoch if self.stretch == 1 else epoch // self.stretch) / self.epochs)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class LogSchedule(_Ramp):
         if self.start <= 0 or self.end <= 0:
             raise UserError(f"a logarithmic schedule runs between positive values, not {self.start!r} and {self.end!r}")
 
-    def _value(self, epoch: int) -> float:
+    def _value(self, epoch: float) -> float:
         progress = self._progress(epoch)
         if progress == 1.0:
             return float(self.end)
@@ -71,7 +74,7 @@ class LinearSchedule(_Ramp):
     [0.0, 0.0, 2.0, 2.0, 4.0, 4.0]
     """
 
-    def _value(self, epoch: int) -> float:
+    def _value(self, epoch: float) -> float:
         return float(self.start + (self.end - self.start) * self._progress(epoch))
 
 
@@ -84,7 +87,7 @@ class ConstantSchedule(Schedule):
     def __post_init__(self) -> None:
         _check_beta("value", self.value)
 
-    def _value(self, epoch: int) -> float:
+    def _value(self, epoch: float) -> float:
         return float(self.value)
 
 
@@ -105,7 +108,7 @@ class Join(Schedule):
                 f"boundaries are {self.boundaries!r}: allowed is a rising tuple of {len(self.parts) - 1} epochs"
             )
 
-    def _value(self, epoch: int) -> float:
+    def _value(self, epoch: float) -> float:
         index = sum(epoch >= b for b in self.boundaries)
         return self.parts[index](epoch - (0, *self.boundaries)[index])
 
@@ -116,7 +119,7 @@ def _check_beta(name: str, value: float) -> None:
 
 
 def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise UserError(f"{name} is {value!r}: allowed are whole numbers from 1")
 
 

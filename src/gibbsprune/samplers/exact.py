@@ -39,6 +39,7 @@ RECURSION_LIMIT = 32
 SPACING = 0.9  # of the lattice, in units of √J
 REACH = 6.5  # of the lattice beyond ±Jn, in units of √J
 CERTAIN = 40.0  # what has less than e^−40 of the mass is left out
+POINTS = 1e6  # of a lattice, at most
 ROOM = 650.0  # exponents that float64 holds
 BLOCK = 1 << 17  # numbers worked on at once: small enough to stay in the cache
 
@@ -86,6 +87,11 @@ def two_states(coupling: Tensor, above: Tensor, below: Tensor, size: int) -> Ten
     extreme, room = torch.maximum(above, below), slack(size)
     one_sided = coupling > torch.minimum(above.clamp_min(0), below.clamp_min(0)) + room
     return (coupling * size > CERTAIN + 2 * extreme) | one_sided
+
+
+def greatest(size: int) -> float:
+    """The J beyond which nothing more is decided, and the lattice would only grow: it has about 2n√J points."""
+    return (POINTS / 2 / size) ** 2 if size > RECURSION_LIMIT else math.inf
 
 
 def slack(size: int) -> float:
@@ -239,7 +245,7 @@ def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
     distance = (2 * below - size) * points + partial[:, -1:] - 2 * partial.gather(1, below)
     least = distance - _cost(points, coupling)
     possible = least >= least.amax(1, keepdim=True) - size * math.log(2.0) - CERTAIN
-    count = int(possible.sum(1).max())
+    count = max(1, int(possible.sum(1).max()))  # of NaN, after a training that diverged, nothing is possible
     if count == points.shape[1]:
         return points
     return points.gather(1, least.topk(count, 1).indices.sort(1).values)  # in order, as if all were there

@@ -44,7 +44,7 @@ class Source:
         Float32 has 24 random bits; an exact 0 is replaced by 2^−25, so that what has probability 10^−9 does
         not happen 60 times as often.
         """
-        out = torch.empty(sum(self.rows), columns, device=self.device)
+        out = torch.empty(sum(self.rows), columns, dtype=torch.float32, device=self.device)
         for part, fill in zip(out.split(self.rows), self.fills):
             fill(part)
         return out
@@ -67,7 +67,7 @@ def _fill(generator: torch.Generator | None, device: torch.device) -> Callable[[
     if device.type != "cpu":
         return lambda out: out.uniform_(generator=generator).clamp_(min=SMALLEST)
     seed = torch.empty(4, dtype=torch.int64).random_(0, 1 << 62, generator=generator)
-    stream, half = np.random.SFC64(seed.tolist()), torch.tensor(0.5)
+    stream, half = np.random.SFC64(seed.tolist()), torch.tensor(0.5, dtype=torch.float32)
 
     def fill(out: Tensor) -> Tensor:
         words = stream.random_raw((out.numel() + 1) // 2).view(np.int32)[: out.numel()]
