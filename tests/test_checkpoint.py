@@ -164,3 +164,18 @@ def test_nothing_here_warns(tmp_path):
         warnings.simplefilter("error")
         checkpoint.save(tmp_path, 1, state(1))
         checkpoint.load_latest(tmp_path)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    checkpoint.write_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_pipes_and_devices_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe: it is no ordinary file$"):
+        checkpoint.write_atomic(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()

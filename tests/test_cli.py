@@ -239,6 +239,16 @@ def test_include_and_exclude_reach_the_run():
         ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
         ("train --resume r --seed 0", "--resume continues a run as it was started; leave out --seed"),
         ("train --coupling nan", "--coupling: must be a number, but 'nan' was given"),
+        ("train --coupling 1", "--coupling is for hamiltonian 'quadratic', not for 'square'"),
+        (
+            f"train --out {'x' * 300}",
+            f"{'x' * 300}/run.json: File name too long",
+        ),
+        (f"export {'x' * 300}", f"{'x' * 300}/run.json: File name too long"),
+        ("train --out r\udcff", "'r\\udcff' is not text in UTF-8; choose another name"),
+        ("report results --docs d --no-docs", "give --docs or --no-docs, not both"),
+        ("suite run rehearsal --address h:1 --dry-run", "--address is for --engine ray"),
+        ("suite run rehearsal --cpus 1 --dry-run", "--cpus is for --engine ray"),
         ("train --method dense --sparsity 0.5", "--sparsity is for methods that prune, not for 'dense'"),
         ("train --method dense --structure kernel", "--structure is for methods that prune, not for 'dense'"),
         ("train --data=", "--data has an empty value; give it one, or leave it out"),
@@ -316,7 +326,13 @@ def test_the_demo_never_replaces_what_is_not_its_own(capsys):
     assert main(["demo", "--epochs", "1"]) == 2
     assert "runs/demo-gibbs holds notes.txt, which is not the demo's; move it" in capsys.readouterr().err
     assert note.read_text() == "mine"
-    note.unlink()
+    note.rename("runs/demo-gibbs/picture.png")
+    assert main(["demo", "--epochs", "1"]) == 2
+    assert "runs/demo-gibbs holds picture.png, which is not the demo's; move it" in capsys.readouterr().err
+    Path("runs/demo-gibbs/picture.png").unlink()
+    for wrong in (["--epochs", "0"], ["--device", "tpu"]):
+        assert main(["demo", *wrong]) == 2
+        assert Path("runs/demo-dense/run.json").exists(), "a refused demo removes nothing"
     assert main(["demo", "--epochs", "1"]) == 0
     assert not exported.exists()
 
@@ -346,3 +362,10 @@ def test_data_get_reports_its_progress(capsys, monkeypatch):
 def test_it_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "gibbsprune"], capture_output=True, text=True, check=True)
     assert done.stdout == HELP
+
+
+def test_a_terminal_that_cannot_show_a_beta(tmp_path):
+    code = "import sys; from gibbsprune.cli import main; sys.exit(main(['--help']))"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -110,6 +110,17 @@ def test_a_runs_own_files_are_not_overwritten(trained: Path, capsys: pytest.Capt
     assert main(["export", str(trained), "--format", "packed", "--out", str(trained / name)]) == 2
     assert f"{name}, a file of a run, which would be lost; choose another name" in capsys.readouterr().err
     assert (trained / name).read_bytes() == before
+    assert main(["profile", str(trained), "--rounds", "1", "--out", str(trained / name)]) == 2
+    assert f"{name}, a file of a run, which would be lost; choose another name" in capsys.readouterr().err
+    assert (trained / name).read_bytes() == before
+
+
+def test_neither_are_its_checkpoints(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (saved,) = list((trained / "checkpoints").glob("*.ckpt"))[-1:]
+    before = saved.read_bytes()
+    assert main(["export", str(trained), "--format", "packed", "--out", str(saved)]) == 2
+    assert "a file of a run, which would be lost" in capsys.readouterr().err
+    assert saved.read_bytes() == before
 
 
 def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:

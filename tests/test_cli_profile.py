@@ -78,6 +78,13 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert main(["profile", str(tmp_path), "--sparsity", "0.5"]) == 2
     assert "for a model by name" in capsys.readouterr().err
+    for option in (["--structure", "foo"], ["--size", "7"]):
+        assert main(["profile", str(tmp_path), *option]) == 2
+        assert f"{option[0]} is for a model by name" in capsys.readouterr().err
+    assert main(["profile", "resnet8", "--structure", "kernel"]) == 2
+    assert "--structure says what to prune; give --sparsity, too" in capsys.readouterr().err
+    assert main(["profile", "resnet8", "--size", "0"]) == 2
+    assert "--size must be at least 1, but 0 was given" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--threads", "0"]) == 2
     assert "--threads must be at least 1, but 0 was given" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--rounds", "0"]) == 2

@@ -119,6 +119,11 @@ def test_a_source_without_its_weights_is_run_again_only_if_needed(places):
     assert [cell.spec for cell in state.again] == [dense]
     assert state.state(Cell(dense, 1, state.again[0].places)) == "again"
     assert dense not in [cell.spec for cell in state.done]
+    first = paper.lottery("resnet20", 3, number=1)
+    finish(places, first, weights=False)
+    state = look(places, figure="3", arch="resnet20")
+    assert {"lottery", "dense"} == {cell.spec.method for cell in state.again}
+    assert next(state.state(cell) for cell in state.again if cell.spec == first) == "again", "also while it waits"
     finish(places, *(cell.spec for cell in Choice(figure="3", arch="resnet20").of(CELLS)), weights=False)
     assert look(places, figure="3", arch="resnet20").queue == []
 

@@ -75,10 +75,9 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
     assert record["revision"] == "r"
     assert set(record["choice"]) == {"weight-abs"}
     assert [row["change"] for row in record["evidence"]] == [{}, {"beta_end": 10.0}]
-    assert main([*line.replace("200", "100").split(), "--dry-run"]) == 0
-    capsys.readouterr()
-    assert main(line.replace("200", "100").split()) == 2
-    assert "--holdout is 100, but the runs on digits in runs/tune were compared on 200" in capsys.readouterr().err
+    for more in (["--dry-run"], []):
+        assert main([*line.replace("200", "100").split(), *more]) == 2
+        assert "--holdout is 100, but the runs on digits in runs/tune were compared on 200" in capsys.readouterr().err
     for row in record["evidence"]:
         assert row["mean"] == row["accuracies"][0]
         assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))
@@ -96,3 +95,13 @@ def test_mistakes_are_told(capsys):
         tune.Trial(only=("kernel-abs",))
     assert main(["suite", "tune", "--workers", "2"]) == 2
     assert "--workers is 2, but tuning runs in one process" in capsys.readouterr().err
+
+
+def test_a_refused_number_of_images_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = "suite tune --data digits --model resnet8 --epochs 1 --seeds 0 --only weight-abs"
+    assert main(line.split()) == 2
+    assert "holdout is 5000; it must lie between 1 and" in capsys.readouterr().err
+    assert main([*line.split(), "--holdout", "0", "--dry-run"]) == 2
+    assert "--holdout must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert main([*line.split(), "--holdout", "300", "--dry-run"]) == 0

@@ -393,3 +393,29 @@ def test_a_folder_with_anything_in_it_can_be_resumed(tmp_path, monkeypatch):
         RunFolder.create(tmp_path / "r", [SPEC, SPEC.replace(seed=1)], {})
     monkeypatch.undo()
     assert [one.seed for one in RunFolder.open(tmp_path / "r").specs] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", r"^r/result\.json cannot be read: Expecting"),
+        ('{"a": 1}', r"^r/result\.json has been changed and tells of no result any more$"),
+    ],
+)
+def test_a_damaged_result_is_told_in_a_sentence(fleet, tmp_path, content, sentence):
+    run.start([SPEC], out="r")
+    (tmp_path / "r" / "result.json").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        run.resume("r")
+
+
+def test_a_result_lost_from_a_fleet_is_told_in_a_sentence(fleet, tmp_path):
+    run.start([SPEC, SPEC.replace(seed=1)], out="r")
+    (tmp_path / "r" / "seed-1" / "result.json").unlink()
+    with pytest.raises(UserError, match=r"^r/seed-1/result\.json cannot be read: "):
+        run.resume("r")
+
+
+def test_the_way_to_resume_can_be_pasted(fleet, tmp_path):
+    run.start([SPEC], out="my run")
+    assert run.how_to_resume(RunFolder.open("my run")).endswith("gibbsprune train --resume 'my run'")

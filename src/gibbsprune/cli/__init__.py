@@ -61,6 +61,9 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show β shows a question mark
+            stream.reconfigure(errors="replace")
     try:
         parser = build_parser()
         if not arguments:
@@ -68,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if empty := _empty(arguments):
             raise UserError(f"{empty} has an empty value; give it one, or leave it out")
+        if foreign := [argument for argument in arguments if not _is_text(argument)]:
+            raise UserError(f"{foreign[0]!r} is not text in UTF-8; choose another name")
         options, unknown = parser.parse_known_args(arguments)
         if unknown:
             raise UserError(_unknown(unknown[0], getattr(options, "parser", parser)))
@@ -88,6 +93,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a name that is too long, a folder that is not ours …
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"gibbsprune: {where}{error.strerror or error}", file=sys.stderr, flush=True)
+        return 2
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _empty(arguments: Sequence[str]) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from typing import Any
 
@@ -41,7 +43,7 @@ def handle(options: argparse.Namespace) -> int:
         progress.close()
     print(f"CIFAR-10 is ready, verified, at {path}")
     if options.root is not None:
-        print(f"To train with it: export GIBBSPRUNE_DATA={options.root}")
+        print(f"To train with it: export GIBBSPRUNE_DATA={shlex.quote(os.path.abspath(options.root))}")
     else:
         print("Train with it: gibbsprune train --data cifar10")
     return 0

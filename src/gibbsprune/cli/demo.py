@@ -29,13 +29,18 @@ def handle(options: argparse.Namespace) -> int:
     """Train both, compare, and point at what to look at."""
     import torch
 
+    from gibbsprune.training.environment import resolve_device
+    from gibbsprune.training.spec import RunSpec
+
     print(f"{MODEL} on {DATA}, trained twice: dense, and with Gibbs pruning at {SPARSITY:.0%} while it trains.")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # images of 8×8 pixels give several threads nothing to do but wait for each other
     try:
+        resolve_device(options.device)
+        specs = [RunSpec(DATA, MODEL, method, sparsity=SPARSITY, epochs=options.epochs) for method in METHODS]
         for method in METHODS:
             _check_replaceable(_folder(method, options))
-        dense, gibbs = (_run(method, options) for method in METHODS)
+        dense, gibbs = (_run(spec, options) for spec in specs)
         print()
         print(comparison(dense.results[0], gibbs.results[0]))
         print()
@@ -58,16 +63,14 @@ def _profile(folder: Path) -> str:
         return f"No profile: {error}"
 
 
-def _run(method: str, options: argparse.Namespace) -> Any:
+def _run(spec: Any, options: argparse.Namespace) -> Any:
     """One of the two runs, in a folder of its own."""
     from gibbsprune.training import run
     from gibbsprune.training.folder import remove
-    from gibbsprune.training.spec import RunSpec
 
-    path = _folder(method, options)
+    path = _folder(spec.method, options)
     if (path / "run.json").exists():
         remove(path)
-    spec = RunSpec(data=DATA, model=MODEL, method=method, sparsity=SPARSITY, epochs=options.epochs)
     print()
     return run.start([spec], path, options.device, command=options.command_line)
 

@@ -46,12 +46,11 @@ def handle(options: argparse.Namespace) -> int:
         raise UserError("--fold is a part of compaction; use it together with --compact")
     from gibbsprune.export.compaction import compact
     from gibbsprune.export.runs import load_run
-    from gibbsprune.training.folder import is_own_file
+    from gibbsprune.training.folder import check_not_own
 
     run = load_run(options.run)
     out = Path(options.out) if options.out else run.path / name
-    if is_own_file(out):
-        raise UserError(f"--out is {out}, a file of a run, which would be lost; choose another name")
+    check_not_own(out)
     model = run.model
     if options.compact:
         carries_graph = options.format in ("onnx", "pt2")

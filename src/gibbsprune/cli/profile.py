@@ -23,8 +23,8 @@ def add_parser(commands: Any) -> None:
         "target", metavar="MODEL_OR_RUN", help="a run's folder, or resnet8 … or package.module:function"
     )
     parser.add_argument("--sparsity", type=number, metavar="P", help="of a model: prune it, untrained, by this much")
-    parser.add_argument("--structure", default="filter", metavar="NAME", help="what to prune: weight, kernel, filter")
-    parser.add_argument("--size", type=whole, default=32, metavar="N", help="of a model: images of N × N pixels (32)")
+    parser.add_argument("--structure", metavar="NAME", help="with --sparsity: weight, kernel or filter (filter)")
+    parser.add_argument("--size", type=whole, metavar="N", help="of a model: images of N × N pixels (32)")
     parser.add_argument("--rounds", type=whole, default=15, metavar="N", help="how often each form is timed (15)")
     parser.add_argument("--threads", type=whole, metavar="N", help="torch's threads (as torch has it)")
     parser.add_argument("--layers", action="store_true", help="print the table of layers too")
@@ -36,16 +36,24 @@ def handle(options: argparse.Namespace) -> int:
     """Measure, print and draw."""
     import torch
 
-    check_counts(options, "threads", "rounds")
+    from gibbsprune.training.folder import check_not_own
+
+    check_counts(options, "threads", "rounds", "size")
+    if options.out:
+        check_not_own(Path(options.out))
     path = Path(options.target)
     if (path / "run.json").exists() or (path.parent / "run.json").exists():
-        if options.sparsity is not None:
-            raise UserError("--sparsity is for a model by name; a run is profiled as it was pruned")
+        for name in ("sparsity", "structure", "size"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} is for a model by name; a run is profiled as it was trained and pruned")
         title, forms, x, folder = run_forms(path)
     elif path.is_dir():
         raise UserError(f"{path} holds no run (it has no run.json)")
     else:
-        title, forms, x = model_forms(options.target, options.sparsity, options.structure, options.size)
+        if options.structure is not None and options.sparsity is None:
+            raise UserError("--structure says what to prune; give --sparsity, too")
+        structure, size = options.structure or "filter", options.size or 32
+        title, forms, x = model_forms(options.target, options.sparsity, structure, size)
         folder = Path()
     before = torch.get_num_threads()
     try:
@@ -80,8 +88,6 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
 
-    if size < 1:
-        raise UserError(f"size must be a whole number of at least 1, but {size} was given")
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
     x = torch.randn(8, 3, size, size, generator=generator)

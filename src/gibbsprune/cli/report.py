@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gibbsprune.errors import UserError
+
 
 def add_parser(commands: Any) -> None:
     """Add ``report`` to the commands."""
@@ -29,6 +31,8 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.experiments import report
     from gibbsprune.training.places import place
 
+    if options.no_docs and options.docs is not None:
+        raise UserError("give --docs or --no-docs, not both")
     usual = Path("docs") if Path("docs").is_dir() else None
     docs = None if options.no_docs else options.docs or usual
     report.write(place(options.results), options.out, docs)

@@ -18,7 +18,7 @@ from gibbsprune.cli.suite_options import (
 )
 from gibbsprune.cli.values import check_counts, seed_list, whole
 
-COUNTS = ("workers", "at_most", "evaluate_every", "export_limit")
+COUNTS = ("workers", "at_most", "evaluate_every", "export_limit", "holdout")
 
 
 def add_parser(commands: Any) -> None:
@@ -116,7 +116,10 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
             raise UserError(f"--{name} must be {least}, but {given:g} was given")
     names = ("device", "budget", "workers", "at_most", "leave_unfinished", "evaluate_every", "autotune", "engine",
              "address", "cpus", "gpus")  # fmt: skip
-    values = {name: getattr(options, name) for name in names if name in options}
+    values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    for name in ("address", "cpus", "gpus"):
+        if name in values and values["engine"] != "ray":
+            raise UserError(f"--{name} is for --engine ray")
     if "checkpoint_every" in options:
         values["checkpoint_seconds"] = options.checkpoint_every
     return Orders(results, work, revision=getattr(options, "revision", None) or _revision(), **values)
@@ -202,6 +205,7 @@ def run_tune(options: argparse.Namespace) -> int:
     work = place(options.work)
     orders = _orders(options, work / "results", work)
     if options.dry_run:
+        tune.check_split(trial, work)
         cells = trial.cells()
         for line in drive.plan_lines(drive.survey(cells, cells, orders), orders):
             print(line)

@@ -44,7 +44,7 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--address", metavar="HOST:PORT", help="of the Ray cluster (RAY_ADDRESS, one running here, a new one)"
     )
-    how.add_argument("--cpus", type=number, default=1.0, metavar="N", help="ray: CPUs of each fleet, such as 0.5 (1)")
+    how.add_argument("--cpus", type=number, metavar="N", help="ray: CPUs of each fleet, such as 0.5 (1)")
     how.add_argument(
         "--gpus", type=number, metavar="N", help="ray: GPUs of each fleet, such as 0.5 (1 where there are any)"
     )

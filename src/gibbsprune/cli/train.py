@@ -170,7 +170,10 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
         if name in fields and method == "dense":
             raise UserError(f"--{name} is for methods that prune, not for 'dense'")
     settings = setting_values(options)
-    return [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
+    made = [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
+    if "coupling" in fields and made[0].hamiltonian != "quadratic":
+        raise UserError(f"--coupling is for hamiltonian 'quadratic', not for {made[0].hamiltonian!r}")
+    return made
 
 
 def _resume(options: argparse.Namespace) -> int:

@@ -75,6 +75,8 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
         if has_result and cell.name in kept:
             return
         seen.add(cell.name)
+        if has_result:
+            found.again.append(cell)
         wanted = source(cell.spec)
         if wanted is not None and wanted not in kept:
             if wanted not in by_name:
@@ -83,8 +85,6 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
             found.waiting.append(cell)
             found.queue.append(cell)
             return
-        if has_result:
-            found.again.append(cell)
         found.ready.append(cell)
         found.queue.append(cell)
 

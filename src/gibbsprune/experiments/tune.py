@@ -79,8 +79,15 @@ class Trial:
 def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], None] = print) -> bool:
     """Runs what is missing within the budget and writes choice and evidence; False if runs are missing still."""
     cells = trial.cells()
-    _note_split(trial, orders.work)
-    drive.run(cells, cells, orders, prepare=trial.split, say=say)
+    known = check_split(trial, orders.work)
+
+    def prepare(arrays: Arrays) -> Arrays:
+        held = trial.split(arrays)  # before anything is written down: it may be refused
+        make_folder(orders.work)
+        write_atomic(orders.work / SPLIT, json.dumps(known, indent=1) + "\n")
+        return held
+
+    drive.run(cells, cells, orders, prepare=prepare, say=say)
     missing = store.missing(orders.results, [cell.spec for cell in cells])
     if missing:
         say(f"{len(missing)} of {len(cells)} runs are missing; run the same command again")
@@ -89,8 +96,8 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
     return True
 
 
-def _note_split(trial: Trial, work: Place) -> None:
-    """Refuses a folder whose runs on the same data were compared on other images."""
+def check_split(trial: Trial, work: Place) -> dict[str, int]:
+    """Refuses a folder whose runs on the same data were compared on other images; images held out, by data."""
     file = work / SPLIT
     try:
         known = dict(json.loads(file.read_text()))
@@ -103,8 +110,7 @@ def _note_split(trial: Trial, work: Place) -> None:
             f"--holdout is {trial.holdout}, but the runs on {trial.data} in {work} were compared on "
             f"{known[trial.data]} images; give the same number or another --work"
         )
-    make_folder(work)
-    write_atomic(file, json.dumps(known, indent=1) + "\n")
+    return known
 
 
 def write(trial: Trial, results: Place, out: Path) -> None:

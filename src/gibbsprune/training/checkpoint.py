@@ -31,7 +31,7 @@ def write_atomic(path: str | os.PathLike[str] | Remote, content: bytes | str) ->
 
     The content goes to a temporary file in the same folder, is forced to the disk, and takes its name in one
     step. A full disk or an unwritable folder is a :class:`UserError`, and the old file stays as it was.
-    Elsewhere than on this machine's disks it is one put.
+    A link stays a link; devices and pipes are refused. Elsewhere than on this machine's disks it is one put.
     """
     data = content.encode() if isinstance(content, str) else content
     if isinstance(path, Remote):
@@ -40,7 +40,9 @@ def write_atomic(path: str | os.PathLike[str] | Remote, content: bytes | str) ->
         except OSError as error:
             raise unwritable(path, error) from error
         return
-    path = Path(path)
+    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():
+        raise WriteError(f"cannot write {path}: it is no ordinary file")
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import UserError
 from ..methods import METHODS, method
 from . import run
-from .folder import RunFolder, run_names
+from .folder import RunFolder, read_result, run_names
 from .spec import RunSpec
 
 #: At most so many runs are fused into one fleet.
@@ -90,13 +90,12 @@ class Cell:
 
     def result(self) -> dict[str, Any]:
         """What came out; ``seconds`` are the run's share of its fleet's, and those of the run that it continues."""
-        try:
-            found = json.loads((self.folder / "result.json").read_text())
-        except FileNotFoundError:
+        if not (self.folder / "result.json").exists():
             raise UserError(
                 f"{self.fleet} has no {self.folder.name}: the comparison was moved, or its runs were; move it back, or "
                 "choose another folder with --out"
-            ) from None
+            )
+        found = read_result(self.folder)
         seconds = found["seconds"] / len(RunFolder.open(self.fleet).specs)
         if self.source is not None and self.entry.method in FROM_DENSE:
             seconds += self.source.result()["seconds"]

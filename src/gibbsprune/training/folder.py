@@ -19,10 +19,11 @@ from gibbsprune.training.checkpoint import clean, unwritable, write_atomic
 from gibbsprune.training.spec import RunSpec
 
 FORMAT = 1
-#: What a run writes into its folder, beside its pictures.
+#: What a run writes into its folder.
 OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
              "summary.md")  # fmt: skip
 OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard")
+PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
 
 
 class Busy(UserError):
@@ -151,7 +152,7 @@ class RunFolder:
 
     def results(self) -> list[dict[str, Any]]:
         """The final result of each run of a finished folder."""
-        return [json.loads((run / "result.json").read_text()) for run in self.runs]
+        return [read_result(run) for run in self.runs]
 
     def append_metrics(self, records: Sequence[dict[str, Any]]) -> None:
         """Append one line for one epoch to each run's ``metrics.jsonl``, and force it to the disk."""
@@ -174,6 +175,18 @@ class RunFolder:
     def metrics(self) -> list[list[dict[str, Any]]]:
         """The metrics of each run; a last line that was cut off by a crash does not count."""
         return [read_metrics(run / "metrics.jsonl") for run in self.runs]
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The result of one finished run."""
+    path = run / "result.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not {"accuracy", "sparsity", "seconds", "layers"} <= found.keys():
+        raise UserError(f"{path} has been changed and tells of no result any more")
+    return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -204,16 +217,19 @@ def dump(value: Any) -> str:
     return json.dumps(plain(value), indent=2) + "\n"
 
 
-def is_own_file(path: Path) -> bool:
-    """Whether a path is, or would be, one of the files that make a run, in its folder or that of its fleet."""
-    folder = path.resolve().parent
-    return path.name in OWN_FILES and any((folder / name).exists() for name in ("run.json", "metrics.jsonl"))
+def check_not_own(path: Path) -> None:
+    """Refuses a path that is, or would be, one of the files that make a run, in its folder or that of its fleet."""
+    path = path.resolve()
+    named, inside = path.name in OWN_FILES, path.parent.name in OWN_FOLDERS
+    folder = path.parent.parent if inside else path.parent
+    if (named or inside) and any((folder / name).exists() for name in ("run.json", "metrics.jsonl")):
+        raise UserError(f"--out is {path}, a file of a run, which would be lost; choose another name")
 
 
 def strangers(path: Path) -> list[str]:
     """The names in a run's folder that the run did not write."""
-    found = [entry.name for entry in path.iterdir() if not entry.name.startswith(".") and entry.suffix != ".png"]
-    return sorted(set(found) - {*OWN_FILES, *OWN_FOLDERS})
+    found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    return sorted(found - {*OWN_FILES, *OWN_FOLDERS, *PICTURES})
 
 
 def remove(path: str | os.PathLike[str]) -> None:

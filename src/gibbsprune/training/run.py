@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -248,7 +249,7 @@ def how_to_resume(folder: RunFolder) -> str:
         if saved
         else "nothing saved yet"
     )
-    return f"stopped, {state}; continue with: gibbsprune train --resume {folder.path}"
+    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}"
 
 
 def _check_packages(options: Options) -> None:
