@@ -237,4 +237,5 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{folder / job}.store", rank=rank, world_size=2)
     jobs = {"killed": killed, "ddp": ddp, "fsdp": fsdp, "resharded": resharded, "trainers": trainers}
     jobs[job](rank, folder)
+    dist.barrier()  # nobody hangs up while the other still listens
     dist.destroy_process_group()

@@ -174,7 +174,7 @@ def test_start_on_two_die_and_resume_on_two_or_on_one(place, monkeypatch, capsys
         time.sleep(0.002)
     processes[1].send_signal(signal.SIGKILL)
     (said, error), _ = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [2, -9]
+    assert [process.returncode for process in processes] == [2, -9], error
     assert error.startswith("gibbsprune: another process of this run has ended (")
     assert error.count("\n") == 1
     assert said.splitlines()[-1].endswith("continue with: gibbsprune train --resume cut")

@@ -119,7 +119,7 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     for name in ("address", "cpus", "gpus"):
         if name in values and values["engine"] != "ray":
-            raise UserError(f"--{name} is for --engine ray")
+            raise UserError(f"--{name} {values[name]} is of a Ray cluster; give --engine ray as well")
     if "checkpoint_every" in options:
         values["checkpoint_seconds"] = options.checkpoint_every
     return Orders(results, work, revision=getattr(options, "revision", None) or _revision(), **values)

@@ -156,6 +156,9 @@ def join(device: str) -> Iterator[Ranks]:
     except UserError as error:
         if _first_to_fail(store, rank):
             print(f"gibbsprune: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, LostRank):  # the group's own threads may abort the process while Python shuts down
+            sys.stdout.flush()
+            os._exit(2)
         raise SystemExit(2) from None
     except BaseException:
         _first_to_fail(store, rank)

@@ -64,8 +64,6 @@ def engine_of(orders: Orders, arrays: Arrays, keep: Collection[str], say: Callab
         from .ray import RayEngine
 
         return RayEngine(orders, arrays, keep, say)
-    if orders.address is not None:
-        raise UserError(f"--address {orders.address} is of a Ray cluster; give --engine ray as well")
     if not alone:
         from .processes import Processes
 
