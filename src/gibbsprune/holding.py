@@ -79,8 +79,7 @@ def _write_zeros(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if len(_held):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter in _held:
-                    zeros = _held[parameter]
+                if (zeros := _held.get(parameter)) is not None:
                     parameter.masked_fill_(zeros.on(parameter.device), 0)
                     zeros.version = parameter._version
 

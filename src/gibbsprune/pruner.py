@@ -18,7 +18,7 @@ from .holding import hold
 from .law import Law, Site, layer_site
 from .masking import GibbsMasked, attach, burn, stored_weight
 from .samplers import chromatic
-from .schedules import Schedule
+from .schedules import Schedule, check_whole
 from .selection import Rules, Sparsity, select, targets
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
@@ -83,8 +83,7 @@ class GibbsPruner:
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
         sizes = [math.prod(site.shape) for site in self._sites.values()]
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-                raise UserError(f"{what} is {value!r}: allowed are whole numbers from {least}")
+            check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
             raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
         self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)

@@ -38,8 +38,8 @@ class _Ramp(Schedule):
     def __post_init__(self) -> None:
         _check_beta("start", self.start)
         _check_beta("end", self.end)
-        _check_whole("epochs", self.epochs)
-        _check_whole("stretch", self.stretch)
+        check_whole("epochs", self.epochs)
+        check_whole("stretch", self.stretch)
 
     def _progress(self, epoch: float) -> float:
         """0 at the first epoch, 1 from epoch ``epochs · stretch`` on."""
@@ -118,9 +118,10 @@ def _check_beta(name: str, value: float) -> None:
         raise UserError(f"{name} is {value!r}: allowed are numbers")
 
 
-def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise UserError(f"{name} is {value!r}: allowed are whole numbers from 1")
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """A count is a whole number from ``least`` up, also one of numpy's."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise UserError(f"{name} is {value!r}: allowed are whole numbers from {least}")
 
 
 def check_beta(beta: float) -> float:

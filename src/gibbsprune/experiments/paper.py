@@ -313,3 +313,9 @@ def _places() -> dict[str, list[str]]:
 def hotter(spec: RunSpec) -> RunSpec:
     """The same run, annealed to the higher final β that the paper uses where a stretched mask does not converge."""
     return spec.replace(recipe=spec.recipe.replace(beta_end=FINAL_BETA))
+
+
+def follow_up(spec: RunSpec) -> RunSpec | None:
+    """What takes the place of a stretched Gibbs run that did not converge; other runs have nothing of the kind."""
+    stretched = spec.method == "gibbs" and spec.stretch > 1 and spec.recipe.beta_end is None
+    return hotter(spec) if stretched else None

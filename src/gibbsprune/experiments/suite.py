@@ -100,11 +100,11 @@ def with_follow_ups(cells: Sequence[Cell], results: Place) -> list[Cell]:
     have = store.names(results)
     for cell in cells:
         found.append(cell)
-        stretched = cell.spec.method == "gibbs" and cell.spec.stretch > 1 and cell.spec.recipe.beta_end is None
-        if not stretched or cell.name not in have:
+        hot = paper.follow_up(cell.spec)
+        if hot is None or cell.name not in have:
             continue
         if store.read(store.path(results, cell.spec))["agreement"] < paper.CONVERGED:
-            found.append(Cell(paper.hotter(cell.spec), cell.step, cell.places))
+            found.append(Cell(hot, cell.step, cell.places))
     return found
 
 

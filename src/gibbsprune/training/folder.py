@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ class RunFolder:
             raise unwritable(folder.path, error) from error
         if (folder.path / "run.json").exists():
             raise UserError(
-                f"{folder.path} already holds a run; continue it with --resume {folder.path}, "
+                f"{folder.path} already holds a run; continue it with --resume {shlex.quote(str(folder.path))}, "
                 "or choose another folder with --out"
             )
         if taken:

@@ -47,7 +47,7 @@ def beyond(results: Results) -> list[str]:
 def variations(results: Results) -> list[str]:
     """Results that no table and no figure of the paper asks for, beside those that differ from them in one thing."""
     asked = [cell.spec for cell in paper.cells() if cell.places != ("Variations",)]
-    known = {family(spec) for one in asked for spec in ((one, paper.hotter(one)) if one.stretch > 1 else (one,))}
+    known = {family(spec) for one in asked for spec in (one, paper.follow_up(one)) if spec is not None}
     rows = []
     for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name()):
         if key not in known:

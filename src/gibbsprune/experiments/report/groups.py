@@ -64,7 +64,7 @@ class Results:
 
     def of(self, spec: RunSpec) -> Group | None:
         """The results of runs like this one; of a stretched run that did not converge those with a higher final β."""
-        hot = paper.hotter(spec) if spec.method == "gibbs" and spec.stretch > 1 else spec
+        hot = paper.follow_up(spec) or spec
         return self.groups.get(family(hot)) or self.groups.get(family(spec))
 
     def __iter__(self) -> Any:
