@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -348,8 +349,12 @@ def three_steps(pl):
 def test_bad_arguments():
     with pytest.raises(gp.UserError, match=r"^draw is 'some': allowed are 'sample', 'converged', None$"):
         pruning(draw="some")
-    with pytest.raises(gp.UserError, match=r"^steps_per_epoch is 0: allowed are None and whole numbers from 1$"):
+    with pytest.raises(gp.UserError, match=r"^steps_per_epoch is 0: allowed are whole numbers from 1$"):
         pruning(steps_per_epoch=0)
+
+
+def test_steps_per_epoch_of_numpy():
+    assert pruning(steps_per_epoch=np.int64(3))._follower.steps_per_epoch == 3
 
 
 def test_without_the_library(monkeypatch):

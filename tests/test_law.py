@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -244,6 +245,13 @@ def test_a_hundred_million_weights_need_less_than_three_gib(hamiltonian, beta):
     extra, kept = map(float, done.stdout.split())
     assert extra < 3.0
     assert kept == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("structure", "sampler"), [("weight", "auto"), ("filter", "chromatic")])
+def test_counts_of_numpy(structure, sampler):
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    masks = gp.sample(weight, structure=structure, sparsity=0.5, sampler=sampler, draws=np.int64(3), sweeps=np.int32(2))
+    assert masks.shape == (3, 4, 3, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
 from .samplers import Source, chromatic, draw_rows, exact, resolve, two_point
-from .schedules import check_beta
+from .schedules import check_beta, check_whole
 from .structures import Structure, as_structure
 from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
 
@@ -276,8 +276,7 @@ def sample(
     kind = as_structure(structure)
     chosen = as_hamiltonian(hamiltonian, kind)
     for name, value in (("draws", draws), ("sweeps", sweeps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} is {value!r}: allowed are whole numbers from 1")
+        check_whole(name, value)
     offset = isinstance(chosen, Binary) and chosen.relative == "offset"
     if not (offset and math.isfinite(beta)):
         beta = check_beta(beta)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..pruner import GibbsPruner
+from ..schedules import check_whole
 
 DRAWS = ("sample", "converged", None)
 MASKED = ".parametrizations.weight.original"
@@ -28,9 +29,8 @@ class Follower:
     def __init__(self, draw: str | None, steps_per_epoch: int | None, arguments: Mapping[str, Any]) -> None:
         if draw not in DRAWS:
             raise UserError(f"draw is {draw!r}: allowed are {', '.join(map(repr, DRAWS))}")
-        whole = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool) and steps_per_epoch > 0
-        if steps_per_epoch is not None and not whole:
-            raise UserError(f"steps_per_epoch is {steps_per_epoch!r}: allowed are None and whole numbers from 1")
+        if steps_per_epoch is not None:
+            check_whole("steps_per_epoch", steps_per_epoch)
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
         self.pruner: GibbsPruner | None = None
         self.resumed = False
