@@ -130,3 +130,65 @@ SHARED = perceptron(10)
 
 def always_the_same() -> nn.Module:
     return nn.Sequential(SHARED)
+
+
+class Twice(nn.Module):
+    """One convolution under two names."""
+
+    def __init__(self, classes: int, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.again = self.second
+        self.dense = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(self.again(self.second(self.first(x).relu()).relu()).relu().mean((2, 3)))
+
+
+def twice(classes: int, channels: int) -> nn.Module:
+    return Twice(classes, channels)
+
+
+def normed(classes: int, channels: int) -> nn.Module:
+    """With layers whose weights are made from others, and which cannot be masked."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3),
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 3)),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3)),
+        nn.Conv2d(8, 8, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, classes),
+    )
+
+
+class Versioned(nn.Sequential):
+    """With a state of its own that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+def versioned(classes: int) -> nn.Module:
+    return Versioned(perceptron(classes))
+
+
+class Counting(nn.Module):
+    """With a buffer that is there from its first use on."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.inner = perceptron(classes)
+        self.register_buffer("count", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = torch.zeros(()) if self.count is None else self.count + 1
+        return self.inner(x)
+
+
+def counting(classes: int) -> nn.Module:
+    return Counting(classes)

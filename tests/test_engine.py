@@ -193,3 +193,22 @@ def test_state_is_loaded_in_place(digits):
     assert [t.data_ptr() for t in [*engine.model.parameters(), *engine.buffers().values()]] == places
     for a, b in zip(engine.model.parameters(), other.model.parameters()):
         assert torch.equal(a, b)
+
+
+def test_masks_are_burnt_into_a_layer_with_two_names(digits):
+    engine = Engine([spec(model="own_networks:twice")], digits, CPU)
+    mask = torch.rand(8, 8, 3, 3) < 0.5
+    (pruned,) = {name for name, _, _ in engine.sites} & {"second", "again"}
+    state = engine.extract(0, digits, {pruned: mask}).state_dict()
+    for name in ("second", "again"):
+        assert torch.equal(state[f"{name}.weight"] != 0, mask)
+
+
+def test_layers_whose_weights_are_made_from_others_are_trained_and_extracted(digits):
+    engine = Engine([spec(model="own_networks:normed", exclude=("1", "2"))], digits, CPU)
+    stepped(engine)
+    state = engine.extract(0, digits, {}).state_dict()
+    trained = engine.model.state_dict()
+    for name in ("1.parametrizations.weight.original", "2.parametrizations.weight.original0", "1.bias"):
+        assert torch.equal(state[name], trained[name])
+    assert torch.equal(state["3.weight"], trained["3.parametrizations.weight.original"])

@@ -328,6 +328,31 @@ def test_beta_may_be_greater_than_float32_can_hold(structure):
     assert torch.equal(mask, gp.converged_mask(weight, 0.53, structure))
 
 
+@pytest.mark.parametrize("beta", [1e10, 1e28, 1e38, 1e300])
+@pytest.mark.parametrize(
+    ("structure", "sampler"),
+    [("kernel", "enumeration"), ("kernel", "exact"), ("filter", "exact"), ("filter", "chromatic")],
+)
+@pytest.mark.parametrize("scale", [1e-4, 1.0])
+def test_a_coupling_that_is_strong_enough_converges_at_a_great_beta(structure, sampler, scale, beta):
+    weight = scale * torch.randn(8, 8, 3, 3, generator=seeded(0))
+    mask = gp.sample(weight, gp.Quadratic(5.0), structure, 0.7, beta, sampler, generator=seeded(1))[0]
+    assert torch.equal(mask, gp.converged_mask(weight, 0.7, structure))
+
+
+def test_long_rows_are_drawn_at_the_given_beta():
+    """25 088 weights to a filter, as in VGG: each is kept whole or not, with the odds that β gives it."""
+    weight = torch.randn(64, 25088, generator=seeded(0)) * 0.0003
+    fields = weight.double().square().sum(1)
+    odds = 2e5 * 2 * (fields - fields.quantile(0.5))
+    masks = gp.sample(weight, "quadratic", "filter", 0.5, 2e5, draws=40, generator=seeded(1))
+    assert torch.equal(masks.all(2), masks.any(2))
+    expected = odds.sigmoid()
+    wrong = (masks[:, :, 0] != (odds > 0)).sum()
+    likely = 40 * torch.minimum(expected, 1 - expected).sum()
+    assert abs(wrong - likely) < 5 * likely.sqrt()
+
+
 def test_a_great_beta_is_drawn_at_soon_also_where_the_coupling_is_too_weak():
     """Where the lattice would have 10^15 points and more; what is drawn is a minimum of the energy."""
     weight = 0.3 * torch.randn(6, 16, 3, 3, generator=seeded(0))

@@ -21,6 +21,8 @@ from gibbsprune.training.spec import RunSpec
         ("its_choice", r"answers two images with int64 of shape \(2,\); it must be a tensor of 10 numbers per image$"),
         ("seven_classes", r"answers two images with float32 of shape \(2, 7\); it must be a tensor of 10 numbers"),
         ("three_channels", r"fails on images of shape \(1, 8, 8\): RuntimeError: .* to have 3 channels"),
+        ("versioned", r"keeps _extra_state, which is no tensor; a run can save tensors only$"),
+        ("counting", r"has count only before or after its first use; it must have it always$"),
         ("always_the_same", r"returned the same weights twice; it must make a new network at every call$"),
     ],
 )

@@ -422,6 +422,12 @@ FAR = np.concatenate([[30_000.0, -29_999.6], np.random.default_rng(3).normal(0, 
 FAR -= FAR.mean()  # two frozen spins keep the row out of the two-state shortcut, and the modes have equal weight
 
 
+def ladder(size, coupling, seed=0):
+    """Fields with which no S is far from the best: each step up costs about what the coupling gains."""
+    steps = np.arange(1 - size, size, 2.0) * coupling + np.random.default_rng(seed).normal(0, 0.3, size)
+    return np.random.default_rng(seed).permutation(steps)
+
+
 @pytest.mark.parametrize(
     ("field", "coupling", "uses"),
     [
@@ -435,7 +441,10 @@ FAR -= FAR.mean()  # two frozen spins keep the row out of the two-state shortcut
         (np.linspace(-1, 1, 144) ** 3 * 0.4, 0.02, {"taylor", "_from_density"}),  # some proposals are rejected
         (np.linspace(-1, 1, 144) ** 9 * 5, 0.05, {"_from_density"}),  # none is made
         (np.tile([0.74, -0.74], 18)[:33], 0.05, {"taylor", "_from_density"}),  # the polynomial is off by a factor of 2
-        (FAR, 20_000 / 152, {"_from_density"}),  # beyond float32
+        (FAR, 20_000 / 152, {"comb", "_from_density"}),  # beyond float32
+        (ladder(40, 80.0), 80.0, {"_from_density"}),  # the lattice as a whole, of 800 points
+        (ladder(40, 82.0), 82.0, {"comb", "_from_density"}),  # and its points around all 41 S
+        (ladder(40, 1e5), 1e5, {"comb", "_from_density"}),  # as a whole it would have 28 000
     ],
 )
 def test_each_way_of_the_exact_sampler(field, coupling, uses, monkeypatch):
@@ -448,9 +457,9 @@ def test_each_way_of_the_exact_sampler(field, coupling, uses, monkeypatch):
 
         return call
 
-    for name in ("_by_products", "_by_logarithms", "taylor", "_from_density"):
+    for name in ("_by_products", "_by_logarithms", "taylor", "comb", "_from_density"):
         monkeypatch.setattr(exact, name, watched(name, getattr(exact, name)))
-    spins = draw_exactly(field, coupling, 12_000 if len(field) <= 144 else 4_000)
+    spins = draw_exactly(field, coupling, 12_000 if len(field) <= 144 and coupling < 80 else 3_000)
     assert used == uses
     label = f"n = {len(field)}, J n = {coupling * len(field):.3g}"
     h = np.asarray(field, np.float32).astype(float)

@@ -405,6 +405,15 @@ def check_exact(device: str, rows: int) -> None:
         h, j, expected = ground_states(size, 6)
         mask = kernel.draw(h.to(device), j.to(device), source(device, [6], size, [2]))
         assert torch.equal(mask.cpu(), expected), f"ground states of {size}"
+        great = [(tensor[:2] * 1e12).to(device) for tensor in (h, j)]
+        mask = kernel.draw(*great, source(device, [2], size, [2]))
+        assert torch.equal(mask.cpu(), expected[:2]), f"ground states of {size}, β great"
+
+    # A coupling so strong that p(u) is a comb, and fields with which no S is far from the best.
+    h = torch.arange(-8.0, 9, 2) * 100 + numbers(9, seed=6, scale=0.3)
+    field, coupling, _ = alternating(h[None], [100.0], rows, device)
+    mask = kernel.draw(field, coupling, source(device, [rows], 9, [6]))
+    check_small(mask, h, complete_law(h.double().numpy(), 100.0), 5, "exact n = 9, J = 100")
 
     for size in (9, 40):  # two states: all or nothing with probability σ(−2 Σ h)
         field = numbers(size, seed=4, scale=0.1)

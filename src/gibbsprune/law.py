@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import Source, chromatic, draw_rows, exact, resolve, two_point
+from .samplers import Source, chromatic, draw_rows, resolve, two_point
 from .schedules import check_beta, check_whole
 from .structures import Structure, as_structure
 from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
@@ -95,7 +95,7 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
-GREATEST = 1e38  # β that float32 holds; whatever is decided by then is decided
+GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
 class Law:
@@ -159,8 +159,6 @@ class _Group:
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
         self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
-        coupled = self.sampler == "exact" and self.hamiltonian.coupling
-        self.greatest = min(GREATEST, exact.greatest(self.size) / coupled) if coupled else GREATEST
 
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
@@ -195,7 +193,7 @@ class _Group:
         if isinstance(self.hamiltonian, Binary):
             return self._draw_binary(means, betas, streams, draws)
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].clamp(max=self.greatest).to(means.dtype)
+        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
         if self.kind and draws == 1 and in_triton(means):
             from .samplers import independent_triton
 

@@ -19,7 +19,8 @@ given u all spins are independent, and a row needs one number u. It is drawn in 
   1 ± 2 exp(−2π² J/δ²) (Poisson summation): 5·10^−11 at δ = 0.9 √J. Σ log cosh(u − h_i) is replaced by its Taylor
   polynomial in the h_i around their mean, which costs O(n + lattice), and that proposal is accepted or rejected with
   the one exact value at the drawn u. A row whose proposal is rejected is drawn again from the exact density on the
-  lattice, so the law stays exact.
+  lattice, so the law stays exact. From J = 81 on, p(u) is a comb of normal laws N(J S, J) that do not touch, and only
+  the lattice's points around its teeth are looked at: 17 for each S that can have mass, however large J is.
 
 docs/theory.md derives all of it. Everything about u is in float64.
 """
@@ -39,7 +40,8 @@ RECURSION_LIMIT = 32
 SPACING = 0.9  # of the lattice, in units of √J
 REACH = 6.5  # of the lattice beyond ±Jn, in units of √J
 CERTAIN = 40.0  # what has less than e^−40 of the mass is left out
-POINTS = 1e6  # of a lattice, at most
+APART = 81.0  # J from which the normal laws N(J S, J) do not touch on the lattice
+TOOTH = 8  # points of the lattice on each side of JS that such a law covers
 ROOM = 650.0  # exponents that float64 holds
 BLOCK = 1 << 17  # numbers worked on at once: small enough to stay in the cache
 
@@ -87,11 +89,6 @@ def two_states(coupling: Tensor, above: Tensor, below: Tensor, size: int) -> Ten
     extreme, room = torch.maximum(above, below), slack(size)
     one_sided = coupling > torch.minimum(above.clamp_min(0), below.clamp_min(0)) + room
     return (coupling * size > CERTAIN + 2 * extreme) | one_sided
-
-
-def greatest(size: int) -> float:
-    """The J beyond which nothing more is decided, and the lattice would only grow: it has about 2n√J points."""
-    return (POINTS / 2 / size) ** 2 if size > RECURSION_LIMIT else math.inf
 
 
 def slack(size: int) -> float:
@@ -158,6 +155,17 @@ def _pull(size: int, j: Tensor) -> Tensor:
 
 def by_lattice(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
     """u of every row, (rows, 1), from the lattice; ``uniform`` is (rows, 3)."""
+    apart = (coupling > APART).flatten()
+    if not bool(apart.any()):
+        return _from_lattice(field, coupling, uniform)
+    u = torch.empty_like(uniform[:, :1])
+    for draw_some, rows in ((_from_comb, apart), (_from_lattice, ~apart)):
+        if bool(rows.any()):
+            u[rows] = draw_some(field[rows], coupling[rows], uniform[rows])
+    return u
+
+
+def _from_lattice(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
     size = field.shape[1]
     u = torch.empty_like(uniform[:, :1])
     reach = math.ceil((size * math.sqrt(float(coupling.max())) + REACH) / SPACING)
@@ -174,7 +182,17 @@ def by_lattice(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
             out.copy_(drawn)
         rejected = (~accepted).flatten().nonzero().flatten()
         if len(rejected):
-            out[rejected] = _from_density(points[rejected], h[rejected], j[rejected], chance[rejected, 2:])
+            h, j = h[rejected], j[rejected]
+            out[rejected] = _from_density(_window(points[rejected], h, j), h, j, chance[rejected, 2:])
+    return u
+
+
+def _from_comb(field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
+    u = torch.empty_like(uniform[:, :1])
+    step = max(1, BLOCK // field.shape[1])
+    for h, j, chance, out in zip(*(t.split(step) for t in (field, coupling, uniform, u))):
+        h, j = h.double(), j.double()
+        out.copy_(_from_density(comb(h, j), h, j, chance[:, 2:]))
     return u
 
 
@@ -224,13 +242,40 @@ def _pick(points: Tensor, log_weights: Tensor, uniform: Tensor) -> Tensor:
     return points.gather(1, index.clamp_(max=points.shape[1] - 1))
 
 
+def comb(field: Tensor, coupling: Tensor) -> Tensor:
+    """The lattice's points around every u = JS that can have mass, the same number for each row.
+
+    Of all states with s elements kept the best keeps those with the smallest fields, and there are fewer than 2^n.
+    """
+    size = field.shape[1]
+    kept = torch.nn.functional.pad(field.sort(1).values.cumsum(1), (1, 0))
+    magnetisation = torch.arange(-size, size + 1, 2, device=field.device, dtype=field.dtype)
+    best = coupling * magnetisation.square() / 2 - 2 * kept
+    teeth = magnetisation[_likely(best, size)]
+    offsets = torch.arange(-TOOTH, TOOTH + 1, device=field.device, dtype=field.dtype)
+    root = coupling.sqrt()[:, :, None]
+    return (SPACING * root * ((teeth[:, :, None] * root / SPACING).round() + offsets)).flatten(1)
+
+
+def _likely(least: Tensor, size: int) -> Tensor:
+    """The places of each row, in order, where exp(least) to 2^n exp(least) is not negligible; equally many of each."""
+    possible = least >= least.amax(1, keepdim=True) - size * math.log(2.0) - CERTAIN
+    count = max(1, int(possible.sum(1).max()))  # of NaN, after a training that diverged, nothing is possible
+    if count == least.shape[1]:
+        return torch.arange(count, device=least.device).expand(least.shape)
+    return least.topk(count, 1).indices.sort(1).values  # in order, as if all were there
+
+
 def _from_density(points: Tensor, field: Tensor, coupling: Tensor, uniform: Tensor) -> Tensor:
-    """One of the points from the density itself, which is worked out only where it is not negligible."""
-    points = _window(points, field, coupling)
-    step = max(1, 2 * BLOCK // (field.shape[1] * points.shape[1]))
-    parts = zip(*(t.split(step) for t in (points, field, coupling)))
-    exact = [log_density(u[:, :, None], h[:, None, :], j[:, :, None]).squeeze(2) for u, h, j in parts]
-    return _pick(points, torch.cat(exact), uniform)
+    """One of the points from the density itself."""
+    size = field.shape[1]
+    step = max(1, 2 * BLOCK // (size * points.shape[1]))
+    columns = max(1, 2 * BLOCK // size)
+    exact = [
+        torch.cat([log_density(some[:, :, None], h[:, None, :], j[:, :, None]) for some in u.split(columns, 1)], 1)
+        for u, h, j in zip(*(t.split(step) for t in (points, field, coupling)))
+    ]
+    return _pick(points, torch.cat(exact).squeeze(2), uniform)
 
 
 def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
@@ -243,9 +288,4 @@ def _window(points: Tensor, field: Tensor, coupling: Tensor) -> Tensor:
     below = torch.searchsorted(order, points)
     partial = torch.nn.functional.pad(order.cumsum(1), (1, 0))
     distance = (2 * below - size) * points + partial[:, -1:] - 2 * partial.gather(1, below)
-    least = distance - _cost(points, coupling)
-    possible = least >= least.amax(1, keepdim=True) - size * math.log(2.0) - CERTAIN
-    count = max(1, int(possible.sum(1).max()))  # of NaN, after a training that diverged, nothing is possible
-    if count == points.shape[1]:
-        return points
-    return points.gather(1, least.topk(count, 1).indices.sort(1).values)  # in order, as if all were there
+    return points.gather(1, _likely(distance - _cost(points, coupling), size))

@@ -1,7 +1,8 @@
 """The exact sampler in Triton, one launch for all rows. See :mod:`gibbsprune.samplers.exact` for the mathematics.
 
 Short rows (kernels) walk the lattice of u, a few rows to a program. Long ones (filters) draw u from the Taylor proposal
-over the whole lattice at once, and walk it only if the proposal is rejected. Rows in the two-state regime do neither.
+over the whole lattice at once, and walk it only if the proposal is rejected. Where J is large, only the points around
+every u = JS are walked. Rows in the two-state regime do neither.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .exact import REACH, SPACING, slack
+from .exact import APART, REACH, SPACING, TOOTH, slack
 from .source import Source
 
 POINTS = 512  # lattice points that a proposal covers; a row that needs more walks the lattice
 
 
 @triton.jit
+def _tooth(k, root, N: tl.constexpr, SPACING: tl.constexpr, TOOTH: tl.constexpr):
+    """Point k of those around every JS, in units of the lattice's spacing."""
+    magnetisation = 2 * (k // (2 * TOOTH + 1)) - N
+    return tl.floor(magnetisation * root / SPACING + 0.5) + (k % (2 * TOOTH + 1) - TOOTH)
+
+
+@triton.jit
 def _narrow(
     field, coupling, seeds, mask, rows,
     N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
-    SLACK: tl.constexpr,
+    SLACK: tl.constexpr, APART: tl.constexpr, TOOTH: tl.constexpr,
 ):  # fmt: skip
     """Several short rows: u from the lattice, by adding Gumbel noise to log p(u) and taking the largest."""
     r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -37,19 +45,22 @@ def _narrow(
     above, below = tl.maximum(tl.max(h, 1), 0.0), tl.maximum(tl.max(-h, 1), 0.0)
     two = (j * N > 40 + 2 * tl.maximum(above, below)) | (j > tl.minimum(above, below) + SLACK)
     root = tl.sqrt(j)
-    points = tl.where(two | (r >= rows), 0.0, tl.ceil((N * root + REACH) / SPACING))
+    apart = j > APART
+    reach = tl.where(apart, 0.0, tl.ceil((N * root + REACH) / SPACING))
+    points = tl.where(apart, (N + 1.0) * (2 * TOOTH + 1), 2 * reach + 1)
+    points = tl.where(two | (r >= rows), 0.0, points)
     best = tl.full([BLOCK_R], float("-inf"), tl.float32)
     u = tl.zeros([BLOCK_R], tl.float32)
-    for k in range(2 * tl.max(points, 0).to(tl.int32) + 1):
-        point = SPACING * root * (k - points)
+    for k in range(tl.max(points, 0).to(tl.int32)):
+        point = SPACING * root * tl.where(apart, _tooth(k, root, N, SPACING, TOOTH), k - reach)
         far = tl.abs(point)
         z = tl.abs(point[:, None] - h)
         # log 2cosh summed as its excess over |u|, so that large terms cancel on paper and not in float32
         excess = tl.where(live, (z - far[:, None]) + tl.log(1 + tl.exp(-2 * z)), 0.0)
         short = far - j * N
-        value = tl.sum(excess, 1) - short * short / (2 * j)
+        value = tl.sum(excess, 1) - short * (short / (2 * j))
         noise = tl.maximum(tl.rand(seed, zero + k), 1e-10)
-        value = tl.where(k <= 2 * points, value - tl.log(-tl.log(noise)), float("-inf"))
+        value = tl.where(k < points, value - tl.log(-tl.log(noise)), float("-inf"))
         u = tl.where(value > best, point, u)
         best = tl.maximum(value, best)
     dice = tl.rand(seed[:, None], (1 << 20) + c[None, :] + zero[:, None])
@@ -63,7 +74,7 @@ def _narrow(
 def _wide(
     field, coupling, seeds, mask,
     N: tl.constexpr, BLOCK_N: tl.constexpr, POINTS: tl.constexpr, SPACING: tl.constexpr, REACH: tl.constexpr,
-    SLACK: tl.constexpr,
+    SLACK: tl.constexpr, APART: tl.constexpr, TOOTH: tl.constexpr,
 ):  # fmt: skip
     """One long row: a proposal from the Taylor polynomial of the log density, the lattice itself if rejected."""
     r = tl.program_id(0).to(tl.int64)
@@ -89,7 +100,8 @@ def _wide(
     short = tl.abs(points) - j * N
     guess = N * bend + (1 - t * t) * (second / 2 + t * third / 3) - short * short / (2 * j)
     noise = tl.maximum(tl.rand(seed, k), 1e-10)
-    noisy = tl.where(k <= 2 * reach, guess - tl.log(-tl.log(noise)), float("-inf"))
+    fits = (error < 1) & (2 * reach < POINTS)
+    noisy = tl.where(k <= tl.where(fits, 2 * reach, -1.0), guess - tl.log(-tl.log(noise)), float("-inf"))
     chosen = k == tl.argmax(noisy, 0)
     u = tl.sum(tl.where(chosen, points, 0.0), 0)
     guessed = tl.sum(tl.where(chosen, guess, 0.0), 0)
@@ -99,14 +111,16 @@ def _wide(
     coins = tl.maximum(tl.rand(seed, (1 << 19) + tl.arange(0, 2)), 2.0e-8)
     first = tl.sum(tl.where(tl.arange(0, 2) == 0, coins, 0.0), 0)
     other = tl.sum(tl.where(tl.arange(0, 2) == 1, coins, 0.0), 0)
-    fits = (error < 1) & (2 * reach < POINTS)
-    again = tl.where(two | (fits & (tl.log(first) < true - guessed - error)), 0.0, 2 * reach + 1)
+    apart = j > APART
+    count = tl.where(apart, (N + 1.0) * (2 * TOOTH + 1), 2 * reach + 1)
+    again = tl.where(two | (fits & (tl.log(first) < true - guessed - error)), 0.0, count)
     best = tl.sum(tl.full([1], float("-inf"), tl.float32), 0)
     for step in range(again.to(tl.int32)):
-        point = SPACING * root * (step - reach)
+        point = SPACING * root * tl.where(apart, _tooth(step, root, N, SPACING, TOOTH), step - reach)
         z = tl.abs(point - h)
         excess = tl.where(live, (z - tl.abs(point)) + tl.log(1 + tl.exp(-2 * z)), 0.0)
-        value = tl.sum(excess, 0) - (tl.abs(point) - j * N) * (tl.abs(point) - j * N) / (2 * j)
+        beside = tl.abs(point) - j * N
+        value = tl.sum(excess, 0) - beside * (beside / (2 * j))
         fresh = tl.maximum(tl.sum(tl.rand(seed, (1 << 21) + step + tl.arange(0, 1)), 0), 1e-10)
         value -= tl.log(-tl.log(fresh))
         u = tl.where(value > best, point, u)
@@ -124,6 +138,7 @@ def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
     tensors = (field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8))
     block_n = max(16, triton.next_power_of_2(size))
     constants = {"N": size, "BLOCK_N": block_n, "SPACING": SPACING, "REACH": REACH, "SLACK": slack(size)}
+    constants |= {"APART": APART, "TOOTH": TOOTH}
     if size > 32:
         _wide[(rows,)](*tensors, **constants, POINTS=POINTS)
     else:  # few rows to a program, since one row outside the two-state regime makes all of them walk the lattice

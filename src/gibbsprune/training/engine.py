@@ -336,11 +336,14 @@ class Engine:
 
     def run_state(self, k: int) -> dict[str, Tensor]:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
-        masks = {id(mask) for mask in self.masks.values()}
+        state = self.model.state_dict(keep_vars=True)
+        masks = [name for name, tensor in state.items() if any(tensor is mask for mask in self.masks.values())]
+        under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
+        plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
         return {
-            name.replace("parametrizations.weight.original", "weight"): share(tensor.detach(), k, self.runs)
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
-            if id(tensor) not in masks
+            plain.get(name, name): share(tensor.detach(), k, self.runs)
+            for name, tensor in state.items()
+            if name not in masks
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -374,10 +377,10 @@ class Engine:
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
         """Run k as an ordinary model on the CPU, with the given masks burnt in."""
         model = new_model(self.specs[k], arrays)
-        own = {name: tensor.cpu().clone() for name, tensor in self.run_state(k).items()}
-        for name, mask in masks.items():
-            own[f"{name}.weight"] *= mask.cpu()
-        model.load_state_dict(own)
+        model.load_state_dict(self.run_state(k))
+        with torch.no_grad():  # in the module, which may be known by several names
+            for name, mask in masks.items():
+                model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
         return model.eval()
 
 

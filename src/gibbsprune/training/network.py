@@ -28,8 +28,9 @@ def new_model(spec: RunSpec, arrays: Arrays) -> nn.Module:
 
 @torch.no_grad()
 def check_network(spec: RunSpec, arrays: Arrays) -> None:
-    """Refuses a user's function whose network does not answer images of this data with a number per class, or that
-    gives the same network out twice: runs, and the copies that are written at the end, would share its weights."""
+    """Refuses a user's function whose network does not answer images of this data with a number per class, that has a
+    state which cannot be saved, or that gives the same network out twice: runs, and the copies that are written at the
+    end, would share its weights."""
     model, other = new_model(spec, arrays), new_model(spec, arrays)
     if {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}:
         raise UserError(f"{spec.model} returned the same weights twice; it must make a new network at every call")
@@ -45,6 +46,11 @@ def check_network(spec: RunSpec, arrays: Arrays) -> None:
         if answer.shape != (2, arrays.classes) or not answer.is_floating_point():
             found = f"{str(answer.dtype).removeprefix('torch.')} of shape {tuple(answer.shape)}"
             raise UserError(f"{spec.model} answers two images with {found}; it must be {wanted}")
+    before, after = other.state_dict(), model.state_dict()
+    if strange := [name for name, value in before.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"{spec.model} keeps {strange[0]}, which is no tensor; a run can save tensors only")
+    if new := sorted(before.keys() ^ after.keys()):
+        raise UserError(f"{spec.model} has {new[0]} only before or after its first use; it must have it always")
 
 
 def stream(seed: int, what: str, device: torch.device | str = "cpu", *more: int) -> torch.Generator:
