@@ -74,10 +74,10 @@ def test_the_steps_are_those_of_the_plan():
     steps = [cell.step for cell in CELLS]
     assert steps == sorted(steps)
     by_step = {k: [cell.spec for cell in CELLS if cell.step == k] for k in set(steps)}
-    assert set(by_step) == {1, 2, 3, 4, 5}
+    assert set(by_step) == {1, 2, 3, 4, 5, 6}
     assert {spec.model for spec in by_step[1]} == {"resnet20"}
     assert names(spec for spec in by_step[3] if spec.model == "resnet56") == names(paper.settled("resnet56"))
-    assert {spec.model for k in (2, 5) for spec in by_step[k]} == {"resnet56"}
+    assert {spec.model for k in (2, 5, 6) for spec in by_step[k]} == {"resnet56"}
     assert {spec.stretch for k in (1, 2, 5) for spec in by_step[k]} == {1}
     assert {spec.seed for spec in by_step[2]} == {0}
     assert {spec.seed for spec in by_step[5]} == {1, 2}
@@ -90,6 +90,13 @@ def test_the_steps_are_those_of_the_plan():
     assert figure4 >= set(itertools.product((2, 4), (0.5, 0.75, 0.9, 0.95, 0.98)))
     modern = {(s.model, s.stretch, s.sparsity) for s in by_step[4] if s.recipe.name == "modern" and s.method == "gibbs"}
     assert modern == set(itertools.product(paper.MODELS, (1, 4), (0.9, 0.95, 0.98)))
+
+
+def test_every_point_of_a_figure_is_a_cell():
+    points = [
+        s for model in paper.MODELS for figure in paper.FIGURES.values() for line in figure(model) for s in line.specs
+    ]
+    assert names(points) <= {cell.name for cell in CELLS}
 
 
 def test_figures_compare_at_one_sparsity_and_count_all_epochs():

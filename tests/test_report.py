@@ -53,6 +53,33 @@ def test_sources_do_not_tell_runs_apart():
     assert len(found.of(paper.reinit("resnet20", 0.9, 5)).records) == 2
 
 
+def test_the_assumed_deviation_is_that_of_kinds_with_three_seeds():
+    """Of the stored results, pooled by structure."""
+    found: dict[str, list[float]] = {}
+    for group in groups.load(Path(__file__).parents[1] / "results" / "paper"):
+        if len(group.records) > 2:
+            found.setdefault(group.spec.structure, []).append(group.deviation())
+    for structure, deviations in found.items():
+        pooled = np.sqrt(np.mean(np.square(deviations)))
+        assert pooled < groups.ASSUMED_DEVIATION[structure] + 0.01 < pooled + 0.15
+
+
+def test_a_printed_accuracy_has_the_chance_of_a_single_run():
+    """0.7 points are beyond two errors of ours, but not where the paper's may differ by as much again."""
+    dense, theirs = paper.dense("resnet20"), published.DENSE["resnet20"]
+    for gap, verdict in ((0.68, "0 of ours are higher, 0 lower, 1 the same"), (0.73, "1 of ours are higher"),
+                         (-0.73, "0 of ours are higher, 1 lower")):  # fmt: skip
+        assert verdict in next(findings.against_paper(some((dense, (theirs + gap) / 100))))
+
+
+def test_filters_are_ranked_as_the_paper_sampled_them():
+    runs = [(findings.as_printed("resnet20", "filter", name), accuracy)
+            for name, accuracy in (("binary", 0.86), ("sign", 0.85), ("quadratic", 0.84))]  # fmt: skip
+    exact = (paper.run("resnet20", structure="filter"), 0.9)
+    answers = list(findings.hamiltonians(some(*runs, exact)))
+    assert any("paper's chain): binary 86.00, linear sign 85.00, quadratic 84.00" in answer for answer in answers)
+
+
 def test_a_hotter_run_stands_for_one_that_did_not_converge():
     stretched = paper.run("resnet20", stretch=4)
     found = some((stretched, 0.80), (paper.hotter(stretched), 0.90))
@@ -185,7 +212,7 @@ def test_notes_and_tuning_are_taken_in(tmp_path):
     rows = [{"structure": "weight", "hamiltonian": "abs", "change": change, "accuracies": [0.8], "mean": 0.8,
              "agreement": 1.0} for change in ({}, {"beta_end": 1e4})]  # fmt: skip
     choice = {"model": "resnet20", "epochs": 40, "seeds": [0], "held_out_training_images": 5000, "margin": 0.003,
-              "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
+              "converged": 0.99, "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
     (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
     assert "## Notes\n\nOur batch norm differs." in text

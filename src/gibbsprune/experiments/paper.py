@@ -259,6 +259,7 @@ def steps() -> Iterator[tuple[int, list[RunSpec]]]:
     yield 3, varied(small) + settled(large) + stretched(small, (2, 4)) + long(small)
     yield 4, stretched(large, (2,)) + modern(small) + modern(large)
     yield 5, table2(large, (1, 2)) + table4(large, (1, 2))
+    yield 6, stretched(large, (4,)) + long(large)
 
 
 def short(model: str) -> list[RunSpec]:

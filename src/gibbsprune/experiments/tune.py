@@ -1,7 +1,8 @@
 """Tunes what the paper calls manually tuned: β ranges of the binary, sign and abs Hamiltonians, and the coupling c.
 
 Short runs are compared on images held out of the *training* set; the test set is never looked at. A candidate takes
-the default's place only if its masks converge and it is better by more than such short runs differ by chance.
+the default's place only if its masks converge and it is better by a margin. Short runs of few seeds differ by more
+than that by chance: what they choose is a candidate for runs of full length, not a result.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def results_text(results: Results, folder: Place, images: str) -> str:
         f"{len(cells) - len(lacking)} of {len(cells)} cells have been run. {_machines(results)}",
         "## In short",
         "Computed from the results. “Beyond chance” is more than two standard errors, with a deviation between seeds "
-        f"of at least {LEAST_DEVIATION} points, and of {ASSUMED_DEVIATION} where there is one seed.",
+        f"of at least {LEAST_DEVIATION} points, and where there is one seed of {ASSUMED_DEVIATION['weight']}, "
+        f"filter-wise {ASSUMED_DEVIATION['filter']}.",
         *_statements(results),
         *_notes(folder),
         *table1(),
@@ -132,8 +133,9 @@ def table4(results: Results) -> list[str]:
         rows = _hamiltonian_rows(results, structure)
         parts += [f"### {structure.capitalize()}-wise, {share}", table(_both("Hamiltonian"), rows)]
     parts.append(
-        "The paper samples kernels by enumeration and filters by the chromatic chain. “Exact” is this library's own "
-        "sampler of the same law without a chain; it is what `quadratic` uses elsewhere on this page."
+        "The paper samples kernels by enumeration and filters by the chromatic chain, whose law leaves out the "
+        "couplings inside each of its halves. “Exact” is this library's own sampler of the quadratic law with all of "
+        "them; it is what Gibbs pruning of filters uses where this page does not name the chain."
     )
     return parts
 
@@ -155,13 +157,17 @@ def _hamiltonian_rows(results: Results, structure: str) -> list[list[str]]:
 def table3(results: Results) -> list[str]:
     parts = ["## Table III: random masks and re-initialisation"]
     header = ["method", "sparsity", *(f"{NETWORK[model]} {column}" for model in paper.MODELS for column in COLUMNS)]
+    header += [f"{NETWORK[model]} achieved, %" for model in paper.MODELS]
     rows = []
     for method, label in METHODS.items():
         for p in paper.RATES:
             make = paper.reinit if method == "reinit" else lambda model, p: paper.run(model, method, sparsity=p)  # noqa: B023
             theirs = [published.RANDOM[model][method][p] for model in paper.MODELS]
-            row = _row(label, results, [make(model, p) for model in paper.MODELS], theirs)
-            rows.append([row[0], f"{100 * p:g} %", *row[1:]])
+            specs = [make(model, p) for model in paper.MODELS]
+            row = _row(label, results, specs, theirs)
+            found = [results.of(spec) for spec in specs]
+            achieved = ["" if group is None else f"{group.mean('sparsity'):.2f}" for group in found]
+            rows.append([row[0], f"{100 * p:g} %", *row[1:], *achieved])
     return [*parts, table(header, rows, left=2)]
 
 
