@@ -107,8 +107,8 @@ def tuning(folder: Place) -> list[str]:
             f"{record['held_out_training_images']:,} held-out training images ([raw](../results/tune/{file.name})). "
             "The default stays unless another, whose masks converge "
             f"({100 * record['converged']:g} % or more), is better by {100 * record['margin']:g} points. Few seeds "
-            "differ by more than that by chance: it says what to try. The tables keep the defaults and the paper's c; what is "
-            "chosen is tried at full length under *Variations*."
+            "differ by more than that by chance: it says what to try. The tables keep the defaults and the paper's c; "
+            "what is chosen is tried at full length under *Variations*."
         )
         parts.append(table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2))
     return parts
