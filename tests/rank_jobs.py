@@ -171,6 +171,11 @@ def fsdp(rank, folder):
                 optimizer.zero_grad()
             record["state"] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
             record["achieved"] = pruner.summary().achieved
+            model.float()  # torch swaps the shards for others
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            torch.optim.SGD(model.parameters(), 0.1).step()
+            record["moved"] = pruner.summary().achieved
             out[first, kind] = record
     torch.save(out, folder / f"fsdp-{rank}.pt")
 

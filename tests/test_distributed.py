@@ -1,5 +1,6 @@
 """Two gloo processes against one: the same masks under DDP and FSDP2, killed and resumed, and what must be noticed."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from rank_jobs import KINDS, advance, batch, load, load_whole, make_run, masks, 
 SCRIPT = Path(__file__).with_name("rank_jobs.py")
 
 
-def two_ranks(job, folder, seconds=300):
+def two_ranks(job, folder, seconds=300, script=SCRIPT):
     """Runs a job on two ranks and returns how they ended."""
     ranks = [
-        subprocess.Popen([sys.executable, SCRIPT, job, str(rank), folder], stderr=subprocess.PIPE) for rank in range(2)
+        subprocess.Popen([sys.executable, script, job, str(rank), folder], stderr=subprocess.PIPE) for rank in range(2)
     ]
     try:
         errors = [rank.communicate(timeout=seconds)[1].decode() for rank in ranks]
@@ -104,9 +105,22 @@ def test_sharded_weights(tmp_path):
             torch.testing.assert_close(found["eval"], outputs)
             torch.testing.assert_close(found["final"], final)
             assert found["achieved"] == pruner.summary().achieved, "zeros last in further training"
+            assert found["moved"] == found["achieved"], "and in another dtype"
         state = model.state_dict()
         assert record["state"].keys() == state.keys()
         torch.testing.assert_close(record["state"], dict(state))
+
+
+@pytest.mark.slow
+def test_the_page_runs_on_two_ranks(tmp_path):
+    text = (SCRIPT.parents[1] / "docs/how_to/several_gpus.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+    alone = "init_method=store, rank=0, world_size=1"
+    assert alone in code
+    two = f'init_method="file://{tmp_path}/store", rank=int(sys.argv[2]), world_size=2'
+    (tmp_path / "page.py").write_text("import sys\n" + code.replace(alone, two), encoding="utf-8")
+    codes, errors = two_ranks("page", tmp_path, script=tmp_path / "page.py")
+    assert codes == [0, 0], errors
 
 
 @pytest.mark.slow

@@ -29,6 +29,12 @@ def small_net():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def a_layer(values):
+    layer = nn.Linear(len(values), 1, bias=False)
+    layer.weight = nn.Parameter(torch.tensor([values]))
+    return layer
+
+
 def train(model, optimizer, steps=5):
     for _ in range(steps):
         loss = model(torch.randn(6, 1, 4, 4)).square().sum()
@@ -63,13 +69,14 @@ def test_pruned_weights_stay_zero(name, when):
 
 
 def test_zeros_survive_a_poisoned_momentum():
-    parameter = nn.Parameter(torch.tensor([0.0, 1.0]))
-    hold(parameter, torch.tensor([False, True]))
+    layer = a_layer([0.0, 1.0])
+    parameter = layer.weight
+    hold(layer, torch.tensor([[False, True]]))
     optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9)
-    optimizer.state[parameter]["momentum_buffer"] = torch.tensor([float("nan"), 0.0])
+    optimizer.state[parameter]["momentum_buffer"] = torch.tensor([[float("nan"), 0.0]])
     parameter.square().sum().backward()
     optimizer.step()
-    assert parameter.detach()[0] == 0.0
+    assert parameter.detach()[0, 0] == 0.0
     (parameter * torch.tensor([float("inf"), 1.0])).sum().backward()
     assert torch.isfinite(parameter.grad).all()
 
@@ -108,8 +115,9 @@ def test_average_of_a_finalized_model_keeps_the_zeros():
 
 def test_other_parameters_are_left_alone():
     free = nn.Parameter(torch.zeros(3))
-    held = nn.Parameter(torch.zeros(3))
-    hold(held, torch.zeros(3, dtype=torch.bool))
+    layer = a_layer([0.0, 0.0, 0.0])
+    held = layer.weight
+    hold(layer, torch.zeros(1, 3, dtype=torch.bool))
     optimizer = torch.optim.SGD([free, held], 0.1)
     (free.sum() + held.sum()).backward()
     optimizer.step()
@@ -118,25 +126,37 @@ def test_other_parameters_are_left_alone():
 
 
 def test_a_new_mask_takes_the_place_of_the_old():
-    parameter = nn.Parameter(torch.ones(3))
-    hold(parameter, torch.tensor([True, False, False]))
-    hold(parameter, torch.tensor([True, True, False]))
-    optimizer = torch.optim.SGD([parameter], 0.1)
-    parameter.sum().backward()
-    assert parameter.grad.tolist() == [1.0, 1.0, 0.0]
+    layer = a_layer([1.0, 1.0, 1.0])
+    hold(layer, torch.tensor([[True, False, False]]))
+    hold(layer, torch.tensor([[True, True, False]]))
+    optimizer = torch.optim.SGD([layer.weight], 0.1)
+    layer.weight.sum().backward()
+    assert layer.weight.grad.tolist() == [[1.0, 1.0, 0.0]]
     optimizer.step()
-    torch.testing.assert_close(parameter.detach(), torch.tensor([0.9, 0.9, 0.0]))
+    torch.testing.assert_close(layer.weight.detach(), torch.tensor([[0.9, 0.9, 0.0]]))
 
 
-def test_a_held_parameter_can_die():
+def test_a_held_layer_can_die():
     gc.collect()
-    parameter = nn.Parameter(torch.ones(3))
-    hold(parameter, torch.zeros(3, dtype=torch.bool))
-    gone, count = weakref.ref(parameter), len(_held)
-    del parameter
-    gc.collect()
+    layer = a_layer([0.0, 0.0])
+    hold(layer, torch.zeros(1, 2, dtype=torch.bool))
+    gone, weight, count = weakref.ref(layer), weakref.ref(layer.weight), len(_held)
+    del layer
     assert gone() is None
+    assert weight() is None
     assert len(_held) == count - 1
+
+
+@pytest.fixture
+def swapping():
+    """torch's other way to change a parameter's type, which it always takes for shards."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_model_whose_parameters_are_swapped_is_still_held(swapping):
+    test_a_model_moved_to_another_dtype_is_still_held()
 
 
 def test_a_model_moved_to_another_dtype_is_still_held():
@@ -183,3 +203,98 @@ def test_other_weights_written_over_the_zeros_are_trained_freely():
     assert not any(bool(now.any()) for now in zeros_of(model).values())
     hold_zeros(model)  # there are none
     train(model, optimizer)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_pruned_weights_stay_zero_in_steps_with_a_closure(search, when):
+    """LBFGS writes weights and evaluates them within one step, from a history that knows no zeros."""
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    x, seen = torch.randn(20, 1, 4, 4), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        seen.append(zeros_of(model))
+        return loss
+
+    def lbfgs():
+        return torch.optim.LBFGS(model.parameters(), 0.1, max_iter=5, line_search_fn=search)
+
+    optimizer = lbfgs()
+    optimizer.step(closure)
+    pruner.finalize("converged")
+    zeros, before = zeros_of(model), closure().item()
+    if when == "after":
+        optimizer = lbfgs()
+    seen.clear()
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+    assert len(seen) > 4
+    for found in (*seen, zeros_of(model)):
+        assert all(torch.equal(found[name], mask) for name, mask in zeros.items())
+    assert closure().item() < before
+
+
+def test_a_closure_may_go_back_through_a_loss_from_before_the_step():
+    model = small_net()
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = model(torch.randn(6, 1, 4, 4)).square().sum()
+    optimizer.step(loss.backward)
+    assert model[2].weight.grad.any()
+
+
+@pytest.mark.parametrize("frozen", ["after", "before"])
+def test_other_weights_in_a_frozen_layer_are_left_alone(frozen):
+    """Frozen after the zeros were held, and never again trained; or before, and trained later."""
+    model = small_net()
+    dense = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    model[2].requires_grad_(frozen != "before")
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    model.load_state_dict(dense)
+    model[2].requires_grad_(frozen == "before")
+    with pytest.warns(UserWarning, match="other weights were written over zeros that were held"):
+        train(model, optimizer)
+    assert not any(bool(now.any()) for now in zeros_of(model).values())
+    assert torch.equal(model[2].weight, dense["2.weight"]) == (frozen == "after")
+
+
+def test_a_layer_that_was_frozen_is_held_when_it_is_trained():
+    model = small_net().requires_grad_(False)
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    zeros, optimizer = zeros_of(model), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model.requires_grad_(True)
+    train(model, optimizer)
+    for name, mask in zeros.items():
+        parameter = model.get_parameter(name)
+        assert torch.equal(parameter == 0, mask)
+        assert not parameter.grad[mask].any()
+
+
+def test_weights_that_take_the_place_of_others_are_held_if_they_have_the_zeros():
+    model = small_net()
+    dense = copy.deepcopy(model.state_dict())
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    zeros = zeros_of(model)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    train(model, optimizer)
+    assert all(torch.equal(now, zeros[name]) for name, now in zeros_of(model).items())
+    model.load_state_dict(dense, assign=True)
+    with pytest.warns(UserWarning, match="other weights were written over zeros that were held"):
+        train(model, torch.optim.SGD(model.parameters(), 0.01))
+    assert not any(bool(now.any()) for now in zeros_of(model).values())
+
+
+def test_a_weight_of_another_shape_is_trained_freely():
+    model = small_net()
+    gp.GibbsPruner(model, 0.5).finalize("converged")
+    model[4].weight = nn.Parameter(torch.ones(5, 8))
+    model[4].bias = nn.Parameter(torch.ones(5))
+    with pytest.warns(UserWarning, match="other weights were written over zeros that were held"):
+        train(model, torch.optim.SGD(model.parameters(), 0.01))
+    assert not torch.equal(model[4].weight, torch.ones(5, 8))

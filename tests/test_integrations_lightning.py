@@ -1,5 +1,6 @@
 """The Lightning callback with the real trainers: two epochs, checkpoints, resuming, finalizing, exact sparsity."""
 
+import contextlib
 import importlib
 import sys
 
@@ -379,3 +380,31 @@ def test_a_finalized_model_takes_no_checkpoint_with_masks(lightning, tmp_path):
     with pytest.raises(gp.UserError, match=r"^the masks of this model are burnt in, so that a checkpoint with masks"):
         fit(module, callback, tmp_path / "c" / "epoch=0-step=6.ckpt")
     check_final(module)
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided")
+@pytest.mark.parametrize("end", ["well", "badly"])
+def test_the_finished_model_is_back_after_the_test_of_a_checkpoint(pl, tmp_path, end):
+    module, callback = make_module(pl), pruning(0.75, schedule=SCHEDULE, draw="converged")
+    saver = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
+    trainer = make_trainer(pl, tmp_path, [callback, saver], enable_checkpointing=True)
+    trainer.fit(module, make_loader())
+    pruner, finished = callback.pruner, {name: value.clone() for name, value in module.state_dict().items()}
+    seen = []
+
+    class Look(pl.Callback):
+        def on_test_start(self, trainer, pl_module):
+            seen.extend(pl_module.state_dict())
+            if end == "badly":
+                raise KeyError("stop")
+
+    tester = make_trainer(pl, tmp_path, [callback, Look()])
+    with pytest.raises(KeyError, match="stop") if end == "badly" else contextlib.nullcontext():
+        tester.test(module, make_loader(), ckpt_path=tmp_path / "epoch=0-step=6.ckpt", verbose=False)
+    assert "net.1.parametrizations.weight.original" in seen
+    assert callback.pruner is pruner
+    assert list(module.state_dict()) == list(finished)
+    assert all(torch.equal(value, finished[name]) for name, value in module.state_dict().items())
+    make_trainer(pl, tmp_path, [callback]).fit(module.train(), make_loader())
+    assert torch.equal(module.net[1].weight != 0, finished["net.1.weight"] != 0), "tuned on, its zeros kept"
+    assert not torch.equal(module.net[1].weight, finished["net.1.weight"])

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from torch import nn
+from torch import func, nn
 
 import gibbsprune as gp
 from gibbsprune import masking
@@ -215,3 +215,30 @@ def test_one_backward_pass_through_two_evaluations():
     (layer(first).sum() + layer(second).sum()).backward()
     expected = mask_of(layer).converged * (first + second).sum(0)
     torch.testing.assert_close(stored_weight(layer).grad, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own derivatives use it
+@pytest.mark.parametrize("structure", ["weight", "filter"])
+def test_transforms_of_torch_func_in_eval(structure):
+    """They give what they give for the layer with its converged mask burnt in."""
+    layer, x = masked_linear(structure=structure).double().eval(), torch.randn(6).double()
+    plain = copy.deepcopy(layer)
+    burn(plain, mask := gp.converged_mask(stored_weight(plain), 0.5, structure))
+
+    def loss(weight, model, name, x):
+        return func.functional_call(model, {name: weight}, (x,)).square().sum()
+
+    for transform in (func.jacrev, func.jacfwd, lambda f: func.hessian(lambda x: f(x).square().sum())):
+        torch.testing.assert_close(transform(layer)(x), transform(plain)(x))
+    cases = [(model, name, x) for model, name in ((layer, "parametrizations.weight.original"), (plain, "weight"))]
+    stored, pruned = stored_weight(layer).detach(), plain.weight.detach()
+    found = [func.grad(loss)(weight, *case) for weight, case in zip((stored, pruned), cases)]
+    torch.testing.assert_close(found[0], found[1] * mask)
+    found = [func.jvp(lambda w: loss(w, *case), (w,), (w,)) for w, case in zip((stored, pruned), cases)]  # noqa: B023
+    torch.testing.assert_close(found[0], found[1])
+    samples = torch.stack([x, 2 * x])
+    each = func.vmap(func.grad(loss), (None, None, None, 0))(stored, layer, cases[0][1], samples)
+    torch.testing.assert_close(each[1], func.grad(loss)(stored, layer, cases[0][1], 2 * x))
+    weights = torch.stack([stored, stored.flip(0)])
+    both = func.vmap(loss, (0, None, None, None))(weights, *cases[0])
+    torch.testing.assert_close(both, torch.stack([loss(weight, *cases[0]) for weight in weights]))

@@ -398,6 +398,27 @@ def test_a_resumed_run_continues_bit_for_bit(at):
     assert resumed[2].steps == straight[2].steps == 8
 
 
+def test_an_optimiser_made_before_the_pruner_resumes_in_a_plain_model_too():
+    """The order in which it saves its states is that of the plain model, masked or not."""
+
+    def start():
+        model = small_net()
+        return model, torch.optim.Adam(model.parameters(), 1e-2)
+
+    model, optimizer = start()
+    pruner = gp.GibbsPruner(model, 0.5)
+    train_step(model, optimizer)
+    pruner.finalize("converged")
+    train_step(model, optimizer, 1)
+    resumed, other = start()
+    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    gp.hold_zeros(resumed)
+    for part in ((model, optimizer), (resumed, other)):
+        train_step(*part, 2)
+    assert same(model.state_dict(), resumed.state_dict())
+
+
 def test_saved_masks_are_one_bit_per_weight():
     pruner = make_run(0)[2]
     state = pruner.state_dict()
@@ -652,6 +673,56 @@ def test_a_bad_epoch_changes_nothing():
     with pytest.raises(gp.UserError, match=r"^epoch is -1: allowed are numbers from 0$"):
         pruner.set_epoch(-1)
     assert (pruner.epoch, pruner.beta) == (0, 1.0)
+
+
+def test_a_layer_that_was_exchanged_is_refused():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    model[8] = nn.Linear(12, 7)
+    for refused in (pruner.step, pruner.summary, pruner.agreement, pruner.finalize):
+        with pytest.raises(gp.UserError) as error:
+            refused()
+        assert str(error.value) == (
+            "layer '8' is no longer in the model: exchange layers before the pruner is made, or after finalize()"
+        )
+    assert hasattr(model[6], "parametrizations"), "nothing is burnt in"
+
+
+def test_layers_may_be_wrapped():
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    layers = pruned_layers(model, pruner)
+    model[3], model[6] = Wrapper(model[3]), torch.compile(model[6], backend="aot_eager")
+    pruner.step()
+    assert pruner.summary().layers[0].name == "3"
+    pruner.finalize("converged")
+    assert all(int((layer.weight == 0).sum()) == layer.weight.numel() // 2 for layer in layers.values())
+
+
+def test_another_parametrisation_over_a_mask_is_refused():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    nn.utils.parametrizations.spectral_norm(model[6])
+    expected = model.eval()(batch()[0])
+    for refused in (pruner.step, pruner.finalize):
+        with pytest.raises(gp.UserError) as error:
+            refused()
+        assert str(error.value) == (
+            "layer '6' has _SpectralNorm over its mask: add other parametrisations after finalize(), and remove none "
+            "before"
+        )
+    assert torch.equal(model(batch()[0]), expected)
+    nn.utils.parametrize.remove_parametrizations(model[6], "weight")
+    with pytest.raises(gp.UserError, match=r"^layer '6' has lost its mask: "):
+        pruner.finalize()
 
 
 def test_an_unknown_last_draw():

@@ -6,13 +6,16 @@ constant for the gradient, so a masked weight gets no data gradient that step; n
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .distributed import cut_like, plain_class
+from .errors import UserError
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
 
@@ -53,13 +56,39 @@ class GibbsMasked(Masked):
         if self.training:
             return weight * self.mask
         kind = self.structure
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not traced and torch._C._are_functorch_transforms_active():
+            return weight * _Converged.apply(weight, self.sparsity, kind)
         if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
             return weight * converged_mask(weight, self.sparsity, kind)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         bring = refresh_ if traced else _refresh
         bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
         return weight * self.converged
+
+
+class _Converged(torch.autograd.Function):
+    """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
+
+    @staticmethod
+    def forward(weight: Tensor, sparsity: float, structure: Structure) -> Tensor:
+        return converged_mask(weight, sparsity, structure)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, int]:
+        return torch.stack([_Converged.apply(w, sparsity, structure) for w in weight.movedim(in_dims[0], 0)]), 0
 
 
 def _refresh(
@@ -127,6 +156,37 @@ def stored_weight(module: nn.Module) -> nn.Parameter:
     """The weight under the mask, which the optimiser trains."""
     parametrizations = cast(nn.ModuleDict, module.parametrizations)
     return cast(nn.Parameter, parametrizations["weight"].original)
+
+
+def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mapping[str, Masked]) -> None:
+    """Refuses layers that have been exchanged, or whose weight has been parametrised, since they were masked.
+
+    A layer may have moved in the model, as into a wrapper.
+    """
+    modules = set(model.modules())
+    for name, module in layers.items():
+        if module not in modules:
+            raise UserError(
+                f"layer {name!r} is no longer in the model: exchange layers before the pruner is made, or after "
+                "finalize()"
+            )
+        over = list(module.parametrizations["weight"]) if parametrize.is_parametrized(module, "weight") else []  # type: ignore[index]
+        if over != [masks[name]]:
+            others = ", ".join(type(part).__name__ for part in over if part is not masks[name])
+            raise UserError(
+                f"layer {name!r} has {f'{others} over' if others else 'lost'} its mask: add other parametrisations "
+                "after finalize(), and remove none before"
+            )
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A mask as one bit per weight."""
+    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
+
+
+def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
+    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(flat).bool().reshape(shape)
 
 
 def _own_class(module: nn.Module) -> None:

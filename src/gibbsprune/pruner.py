@@ -16,7 +16,7 @@ from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .law import Law, Site, layer_site
-from .masking import GibbsMasked, attach, burn, stored_weight
+from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
 from .samplers import chromatic
 from .schedules import Schedule, check_whole
 from .selection import Rules, Sparsity, select, targets
@@ -103,8 +103,7 @@ class GibbsPruner:
         try:
             self._draw()
         except BaseException:  # a device or type that nothing above foresaw: the model is left as it was
-            for name, module in self._layers.items():
-                self._remove(module, torch.ones_like(self.masks[name].mask))
+            self._take_off()
             raise
 
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
@@ -232,9 +231,14 @@ class GibbsPruner:
             mask = final.get(name, torch.ones_like(self.masks[name].mask))
             self._remove(module, mask)
             if name in final:
-                hold(module.weight, mask)  # type: ignore[arg-type]
+                hold(module, mask)
         self.finalized = True
         return self.model
+
+    def _take_off(self) -> None:
+        """Removes the masks and leaves the weights as they are."""
+        for name, module in self._layers.items():
+            self._remove(module, torch.ones_like(self.masks[name].mask))
 
     def _remove(self, module: nn.Module, mask: Tensor) -> None:
         burn(module, mask)
@@ -250,11 +254,15 @@ class GibbsPruner:
     def _check_open(self, what: str) -> None:
         if self.finalized:
             raise UserError(f"{what}() after finalize(): the masks are burnt in and the pruner is done")
+        if what != "step" or self.steps % 100 == 0:  # walking through the model at every step would be felt
+            check_masked(self.model, self._layers, self.masks)
 
     # -- looking and saving ------------------------------------------------------------------------------------------
 
     def summary(self) -> Summary:
         """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
+        if not self.finalized:
+            check_masked(self.model, self._layers, self.masks)
         layers = []
         for name, module in self._layers.items():
             site, target = self._sites[name], self._targets[name]
@@ -273,7 +281,7 @@ class GibbsPruner:
             "epoch": self.epoch,
             "steps": self.steps,
             "generators": {str(device): g.get_state() for device, g in self._generators.items()},
-            "masks": {name: _pack(masked.mask) for name, masked in self.masks.items()},
+            "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,7 +299,7 @@ class GibbsPruner:
             if state["masks"][name].numel() != (masked.mask.numel() + 7) // 8:
                 raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
         for name, masked in self.masks.items():
-            masked.mask.copy_(_unpack(state["masks"][name], masked.mask.shape))
+            masked.mask.copy_(unpack(state["masks"][name], masked.mask.shape))
         self.seed, self.steps = int(state["seed"]), int(state["steps"])
         self._generators = {}
         for names in self._by_device():
@@ -305,12 +313,3 @@ def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | 
     """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that."""
     alike = [state for name, state in generators.items() if torch.device(name).type == device.type]
     return generators.get(str(device), alike[0] if len(alike) == 1 else None)
-
-
-def _pack(mask: Tensor) -> Tensor:
-    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
-
-
-def _unpack(bits: Tensor, shape: torch.Size) -> Tensor:
-    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
-    return torch.from_numpy(flat).bool().reshape(shape)

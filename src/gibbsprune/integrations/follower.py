@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,6 +35,7 @@ class Follower:
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
         self.pruner: GibbsPruner | None = None
         self.resumed = False
+        self._aside: tuple[GibbsPruner, dict[str, Any]] | None = None  # a finished model, while another is in its place
         self._guarded: tuple[nn.Module, Any] | None = None  # and the handle of the hook that looks
         self._wrap: Callable[[], None] | None = None
 
@@ -104,6 +106,19 @@ class Follower:
     def finish(self) -> None:
         if self.open and self.draw:
             self._pruner.finalize(self.draw)
+
+    def lay_aside(self, model: nn.Module) -> None:
+        """Gives up the pruner of ``model``, to mask it anew; if it is finished, :meth:`put_back` brings it back."""
+        if self.pruner is not None and self.pruner.finalized and self.follows(model):
+            self._aside = self.pruner, copy.deepcopy(model.state_dict())
+        self.pruner = None
+
+    def put_back(self, model: nn.Module) -> None:
+        """The finished model that was laid aside is again in ``model``."""
+        if self._aside is not None:
+            self._pruner._take_off()
+            (self.pruner, state), self._aside = self._aside, None
+            model.load_state_dict(state, strict=False)
 
     @property
     def _pruner(self) -> GibbsPruner:

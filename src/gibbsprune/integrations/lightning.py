@@ -78,7 +78,7 @@ class GibbsPruning(Callback):
 
     def _wrap(self, trainer: Any, pl_module: Any, anew: bool = False) -> None:
         if anew:
-            self._follower.pruner = None
+            self._follower.lay_aside(pl_module)
         if not self._follower.follows(pl_module):
             _configure(trainer, pl_module)
             self._follower.wrap(pl_module)
@@ -120,6 +120,10 @@ class GibbsPruning(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._follower.unguard()
+        self._follower.put_back(pl_module)  # after the test of a checkpoint with masks
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._follower.put_back(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return self._follower.state_dict()
