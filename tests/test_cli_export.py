@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gibbsprune import GibbsPruner, UserError, export_onnx, export_pt2, load_packed
+from export_zoo import prune, randomise
+from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_packed
 from gibbsprune.cli import main
 from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
@@ -144,6 +145,31 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
         load_run(tmp_path)
 
 
+def test_a_network_that_views_and_overwrites_images_of_one_channel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overwriting_networks.py").write_text(
+        "from torch import nn\n"
+        "class Small(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        x -= 0.5\n"
+        "        x *= 3\n"
+        "        x = self[0](x).relu()\n"
+        "        return self[1](x.view(x.size(0), -1))\n"
+        "def small(classes, channels):\n"
+        "    return Small(nn.Conv2d(channels, 8, 3, padding=1), nn.Linear(8 * 64, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = RunSpec(data="digits", model="overwriting_networks:small", sparsity=0.5, epochs=2)
+    run.start([spec], tmp_path / "run", "cpu", progress=PlainProgress(io.StringIO()))
+    reached = json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]
+    for form in ("packed", "safetensors", "pt2"):
+        assert main(["export", "run", "--format", form]) == 0, capsys.readouterr().err
+        if form != "pt2":
+            assert f"{reached:.2%}, read back {reached:.2%}." in capsys.readouterr().out
+    assert main(["profile", "run", "--rounds", "1"]) == 0
+
+
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -189,3 +215,51 @@ def test_python_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert capsys.readouterr() == ("", ""), "the sentence is enough"
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_network_may_overwrite_its_input(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.5
+            x /= 0.25
+            return self.dense(x)
+
+    x = torch.rand(2, 6)
+    before = x.clone()
+    for function in (export_onnx, export_pt2):
+        assert function(Overwriting(), x, tmp_path / "net").difference < 1e-5
+    assert torch.equal(x, before)
+
+
+def test_a_compact_network_of_half_precision(tmp_path: Path) -> None:
+    """Its sums at some of the channels are written in a form that ONNX Runtime has in float16, too."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    generator = torch.Generator().manual_seed(0)
+    model = prune(randomise(build("resnet8", 10, 3), generator), "filter", 0.75, generator).half()
+    x = torch.randn(2, 3, 16, 16, generator=generator).half()
+    small = compact(model, x)
+    assert any("channels" in name for name, _ in small.named_buffers())
+    assert export_onnx(small, x, tmp_path / "half.onnx").difference < 1e-2
+
+
+def test_what_onnx_runtime_cannot_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.index_add(1, torch.tensor([0, 2]), x[:, :2])
+
+    with pytest.raises(UserError, match=r"ONNX Runtime does not run the exported model: .*Float16") as caught:
+        export_onnx(Adds(), torch.ones(2, 3).half(), tmp_path / "no.onnx")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    assert not (tmp_path / "no.onnx").exists()

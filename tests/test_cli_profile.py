@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gibbsprune import UserError
 from gibbsprune.cli import main
+from gibbsprune.export.executors import Fused, Lanes, Sparse
 from gibbsprune.export.profile import Latency, multiply_adds, profile
 from gibbsprune.models import build
 
@@ -28,6 +29,36 @@ def test_multiply_adds_by_hand() -> None:
         "4": 600 * 7,
     }
     assert sum(multiply_adds(build("resnet20", 10, 3), torch.randn(1, 3, 32, 32)).values()) == 40_551_040 + 2 * 131_072
+
+
+def test_multiply_adds_of_attention() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    found = multiply_adds(layer, torch.randn(2, 5, 16))
+    assert found == {"self_attn": 4 * 5 * 16 * 16, "linear1": 5 * 16 * 32, "linear2": 5 * 16 * 32}
+
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 4, kdim=6, vdim=7, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, key=x[:, :3, :6], value=x[:, :3, :7])[0]
+
+    assert multiply_adds(Across(), torch.randn(2, 5, 16)) == {"attention": (2 * 5 * 16 + 3 * 6 + 3 * 7) * 16}
+    forms = profile({"one": layer, "across": Across()}, torch.randn(2, 5, 16), batches=(1,), rounds=1)
+    assert forms["one"].macs == sum(found.values())
+    assert forms["one"].layers["self_attn"].shape == (48, 16)
+    assert forms["across"].layers["attention"].parameters == forms["across"].parameters
+
+
+def test_multiply_adds_of_accelerated_layers() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(256, 7))
+    plain.requires_grad_(False)
+    fast = nn.Sequential(Fused(plain[0], True), Lanes(plain[1], False, 4), plain[2], Sparse(plain[3], False))
+    odd = nn.Sequential(Lanes(plain[1], False, 3))  # falls back to the plain way at this width
+    x = torch.randn(2, 3, 8, 8)
+    assert multiply_adds(fast, x) == multiply_adds(plain, x)
+    assert multiply_adds(odd, torch.randn(1, 4, 8, 8)) == {"0": 4 * 4 * 64}
 
 
 def test_profile_counts_and_times() -> None:

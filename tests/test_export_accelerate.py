@@ -1,11 +1,15 @@
 """Acceleration: the same numbers, in ways that were measured to be faster; each way right by itself."""
 
+import copy
+import pickle
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from export_zoo import prune, randomise
-from gibbsprune import GibbsPruner, UserError, accelerate, compact
+from gibbsprune import GibbsPruner, UserError, accelerate, compact, export_onnx, export_pt2
 from gibbsprune.export import acceleration
 from gibbsprune.export.acceleration import AccelerateReport
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
@@ -64,7 +68,7 @@ def test_same_function_whatever_is_chosen(name: str, monkeypatch: pytest.MonkeyP
         model, x, _ = made(name, structure, 0.8, 1)
         small = compact(model, x, True, "speed")
         for turn in range(3):
-            monkeypatch.setattr(acceleration, "timed", lambda ways, rounds, clock, t=turn: favour(ways, t))
+            monkeypatch.setattr(acceleration, "timed", lambda ways, inputs, rounds, clock, t=turn: favour(ways, t))
             fast = accelerate(small, x)
             assert_same(model, fast, x)
             assert_same(model, fast, x)
@@ -129,3 +133,88 @@ def test_a_residual_branch_is_not_overwritten_too_early() -> None:
     before = x.clone()
     assert_same(model, fast, x)
     assert torch.equal(x, before)
+
+
+class Flat(nn.Module):
+    """A network that views its images as rows, which only one order of memory allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.dense = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x))
+        return self.dense(x.view(x.size(0), -1))
+
+
+def test_an_order_of_memory_that_the_network_refuses_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = GibbsPruner(Flat(), sparsity=0.9).finalize("converged")
+    x = torch.randn(4, 3, 8, 8)
+    for turn in range(3):
+        monkeypatch.setattr(acceleration, "timed", lambda ways, inputs, rounds, clock, t=turn: favour(ways, t))
+        fast = accelerate(final, x)
+        assert fast.report.memory_format == "contiguous"
+        assert fast.report.choices
+        assert fast.report.note == ""
+        assert_same(final, fast, torch.randn(5, 3, 8, 8))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_callers_input_is_not_overwritten() -> None:
+    class Overwriting(Flat):
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.5
+            x /= 0.25
+            return super().forward(x)
+
+    model, x = Overwriting().eval(), torch.rand(2, 3, 8, 8)
+    before = x.clone()
+    fast = accelerate(model, x, rounds=2)
+    assert torch.equal(x, before)
+    assert_same(model, fast, x)
+
+
+def executors() -> list[tuple[Plain, Tensor]]:
+    """Every way to compute a layer, with an input."""
+    torch.manual_seed(0)
+    conv, dense = nn.Conv2d(6, 4, 3, padding=1).requires_grad_(False), nn.Linear(30, 20).requires_grad_(False)
+    for layer in (conv, dense):
+        layer.weight.data *= torch.rand(layer.weight.shape) < 0.2
+    x = images(3, 6, 12, 24)
+    ways = [(way, x) for way in (Plain(conv, True), Fused(conv, True), Sparse(conv, True), Lanes(conv, True, 4))]
+    return [*ways, (Sparse(dense, True), torch.randn(7, 30))]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_every_way_takes_new_weights_and_is_copied(number: int) -> None:
+    way, x = executors()[number]
+    fresh = {name: torch.randn_like(value) for name, value in way.state_dict().items()}
+    expected = copy.deepcopy(way.layer)
+    expected.load_state_dict({name.removeprefix("layer."): value for name, value in fresh.items()})
+    twin = copy.deepcopy(way)
+    assert torch.equal(twin(x), way(x))
+    assert torch.equal(pickle.loads(pickle.dumps(way))(x), way(x))
+    for found, assign in ((nn.Sequential(way), False), (nn.Sequential(twin), True)):
+        found.load_state_dict({f"0.{name}": value for name, value in fresh.items()}, assign=assign)
+        assert (found(x) - expected(x).relu()).abs().max() < 1e-4
+
+
+def test_accelerated_networks_are_exported_and_accelerated_again(tmp_path: Path) -> None:
+    """Other runtimes get the plain layers; another round of acceleration keeps what was chosen."""
+    ways = executors()
+    for name, net, x in (
+        ("images", nn.Sequential(*(nn.Sequential(way, nn.Conv2d(4, 6, 1)) for way, _ in ways[:4])), ways[0][1]),
+        ("rows", nn.Sequential(ways[4][0], nn.Linear(20, 3)), ways[4][1]),
+    ):
+        net.eval().requires_grad_(False)
+        assert export_pt2(net, x, tmp_path / f"{name}.pt2").difference < 1e-4
+        again = accelerate(net, x, rounds=1)
+        assert "cannot be traced" not in again.report.note
+        assert_same(net, again, x)
+        kinds = [type(m) for m in net.modules() if isinstance(m, Plain)]
+        assert set(kinds) <= {type(m) for m in again.modules()}
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert export_onnx(net, x, tmp_path / "rows.onnx").difference < 1e-4

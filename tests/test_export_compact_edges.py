@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from export_zoo import WEIGHTED, randomise
 from gibbsprune import accelerate, compact
+from gibbsprune.export.plan import AddBorders
 from gibbsprune.export.tracing import difference
 
 
@@ -68,8 +69,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sum_of_list": (lambda: two(lambda n, x: sum([n.a(x), n.b(x)]), 3), ""),
     "to_itself": (lambda: two(lambda n, x: n.b((h := n.a(x)) + h)), ""),
     "one_place": (lambda: two(lambda n, x: n.b(F.adaptive_avg_pool2d(n.a(x), 1))), ""),
-    "average_padded": (lambda: two(lambda n, x: n.b(F.avg_pool2d(n.a(x), 3, 1, 1))), ""),
-    "padded": (lambda: two(lambda n, x: n.b(F.pad(n.a(x), (1, 2, 0, 1), value=0.3))), ""),
+    "average_padded": (
+        lambda: two(lambda n, x: n.b(F.avg_pool2d(n.a(x), 3, 1, 1))),
+        "it pads with 0, which leaves 5 of 8",
+    ),
+    "padded": (
+        lambda: two(lambda n, x: n.b(F.pad(n.a(x), (1, 2, 0, 1), value=0.3))),
+        "it pads with 0.3, which leaves 5 of 8",
+    ),
     "dropout": (lambda: two(lambda n, x: n.b(F.dropout(n.a(x), 0.5, training=n.training))), ""),
     "transposed": (
         lambda: two(lambda n, x: n.b(n.t(n.a(x))), t=nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, dilation=2)),
@@ -88,6 +95,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: two(lambda n, x: n.b(n.n(n.a(x))), n=nn.BatchNorm2d(8, track_running_stats=False, affine=False)),
         "no running statistics",
     ),
+    "type_read": (lambda: two(lambda n, x: n.b(F.relu(n.a(x.to(n.a.weight.dtype))))), ""),
+    "bias_read": (lambda: two(lambda n, x: n.b(F.relu(n.a(x))) - n.b.bias.sum()), "its bias is read elsewhere too"),
     "shuffle_pixels": (lambda: two(lambda n, x: n.b(F.pixel_shuffle(n.a(x), 2)), 2), "no rule for pixel_shuffle"),
 }
 
@@ -178,3 +187,90 @@ def test_what_reads_shapes_can_be_made_smaller_and_then_accelerated() -> None:
     assert "cannot be traced" not in fast.report.note
     for module in (small, fast):
         torch.testing.assert_close(module(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_padding_that_ends_constants_is_told() -> None:
+    model = nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), conv(8, 8))
+    small = compact(without(model), torch.randn(2, 3, 8, 8))
+    assert small.report.left == {"3": "it pads with 0, which leaves 4 of 8 channels no longer constant"}
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_only_the_layer_whose_parameter_is_read_elsewhere_is_left(
+    fold: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reads(net: Net, x: Tensor) -> Tensor:
+        return net.c(F.relu(net.n(net.b(F.relu(net.a(x)) - net.b.bias))))
+
+    layers = {"a": nn.Linear(20, 64), "b": nn.Linear(64, 64), "n": nn.BatchNorm1d(64), "c": nn.Linear(64, 4)}
+    model, x = without(Net(reads, **layers)), torch.randn(2, 20)
+    small = compact(model, x, fold_batch_norm=fold)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+    assert small.report.left["b"] == "its bias is read elsewhere too"
+    assert small.report.parameters_after < small.report.parameters_before
+    assert ("n" in small.report.left) == fold
+    assert capsys.readouterr() == ("", "")
+
+
+def test_tied_weights_stay_tied() -> None:
+    layers = {"e": nn.Embedding(100, 16), "l": nn.Linear(16, 16), "o": nn.Linear(16, 100, bias=False)}
+    model = without(Net(lambda net, x: net.o(F.relu(net.l(net.e(x)))), **layers))
+    model.o.weight = model.e.weight
+    model.l.bias.data.zero_()
+    x = torch.randint(100, (2, 5))
+    small = compact(model, x)
+    torch.testing.assert_close(small(x), model(x))
+    assert small.o.weight is small.e.weight
+    assert small.report.parameters_after < small.report.parameters_before
+    assert small.report.left == {"o": "its weight is read elsewhere too"}
+
+
+def test_a_frozen_stem() -> None:
+    """A trainable convolution keeps the stem's output for its gradients, though that needs none itself."""
+    model = without(Net(lambda net, x: net.c((h := net.a(x)) + net.b(h)), a=conv(3, 8), b=conv(8, 8), c=conv(8, 4)))
+    model.a.weight.data.normal_()
+    model.a.requires_grad_(False)
+    x = torch.randn(2, 3, 8, 8)
+    small = compact(model, x)
+    for net in (model, small):
+        net.train()(x).sum().backward()
+    torch.testing.assert_close(small.c.weight.grad, model.c.weight.grad)
+    torch.testing.assert_close(small.b.weight.grad, model.b.weight.grad[4:])
+
+
+def bordered() -> tuple[nn.Module, Tensor]:
+    """A network whose second convolution gets its constants as a map: 16 live channels and 16 constant ones."""
+    model = without(nn.Sequential(conv(3, 32), nn.BatchNorm2d(32), nn.ReLU(), conv(32, 8)))
+    model[1].bias.data.uniform_(0.5, 3)
+    return model, torch.randn(2, 3, 8, 8)
+
+
+def test_autocast_leaves_nothing_behind() -> None:
+    model, x = bordered()
+    small = compact(model, x)
+    assert any(isinstance(module, AddBorders) for module in small.modules())
+    x = torch.randn(2, 3, 9, 9)  # a size that it has not met yet
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = small(x), model(x)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+SUMS: dict[str, Callable[[], nn.Module]] = {
+    "with the input": lambda: Net(lambda net, x: x + net.a(x), a=conv(3, 3)),
+    "of some channels": lambda: two(lambda n, x: n.b(n.a(x)) + n.a2(x), a2=conv(3, 8)),
+    "scattered": lambda: two(lambda n, x: n.a(x)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_types_under_autocast(name: str) -> None:
+    model, x = without(SUMS[name]()), torch.randn(2, 3, 8, 8)
+    small = compact(model, x)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+            found, expected = small(x), model(x)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)

@@ -93,6 +93,39 @@ def test_other_dtypes_and_empty_and_integer_entries(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.inner, self.head = nn.Embedding(200, 16), nn.Linear(16, 16), nn.Linear(16, 200, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_shared_weights_are_stored_and_counted_once(tmp_path: Path, dtype: str) -> None:
+    model, back, apart = Tied(), Tied(), Tied()
+    apart.head.weight = nn.Parameter(torch.zeros(200, 16))
+    save_packed(model, tmp_path / "net", dtype)
+    size = packed_size(tmp_path / "net", model)
+    count = sum(p.numel() for p in model.parameters())
+    assert 4 * count <= size.dense <= 4 * count + 500
+    assert size.packed <= {"float32": 4, "float16": 2, "int8": 1}[dtype] * count + 2000
+    for found in (load_packed(tmp_path / "net", back), load_packed(tmp_path / "net", apart)):
+        assert torch.equal(found.head.weight, found.embed.weight)
+        assert (found.head.weight - model.head.weight).abs().max() < 0.05
+    assert back.head.weight is back.embed.weight
+    assert dtype != "float32" or same(model, back)
+
+
+def test_only_files_with_shared_weights_are_of_the_second_version(tmp_path: Path) -> None:
+    for model, version in ((Tied(), "2"), (nn.Linear(3, 3), "1")):
+        save_packed(model, tmp_path / "net")
+        content = (tmp_path / "net").read_bytes()
+        assert f'"version":"{version}"'.encode() in content
+        (tmp_path / "net").write_bytes(content.replace(f'"version":"{version}"'.encode(), b'"version":"3"'))
+        with pytest.raises(UserError, match="is of version '3' of the packed format; this release reads 1 and 2"):
+            load_packed(tmp_path / "net", model)
+
+
 def test_damage_is_refused_and_the_model_untouched(tmp_path: Path) -> None:
     model = pruned("resnet8", 0.9)
     save_packed(model, tmp_path / "net")
@@ -130,7 +163,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="too large"):
         save_packed(model, tmp_path / "net", "float16")
     nn.utils.parametrize.register_parametrization(model.dense, "weight", nn.Identity())
-    with pytest.raises(UserError, match="finalize"):
+    with pytest.raises(UserError, match="remove that"):
         save_packed(model, tmp_path / "net")
     import safetensors.torch
 

@@ -9,7 +9,7 @@ from torch import func, nn
 
 import gibbsprune as gp
 from gibbsprune import masking
-from gibbsprune.masking import GibbsMasked, Masked, attach, burn, stored_weight
+from gibbsprune.masking import GibbsMasked, Masked, attach, burn, check_plain, stored_weight
 
 
 def masked_linear(sparsity=0.5, structure="weight"):
@@ -242,3 +242,14 @@ def test_transforms_of_torch_func_in_eval(structure):
     weights = torch.stack([stored, stored.flip(0)])
     both = func.vmap(loss, (0, None, None, None))(weights, *cases[0])
     torch.testing.assert_close(both, torch.stack([loss(weight, *cases[0]) for weight in weights]))
+
+
+def test_what_is_in_the_way_of_plain_weights_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)))
+    sentence = r"^layer '1' is parametrised \(_SpectralNorm\): remove that \(torch.nn.utils.* before packing\.$"
+    with pytest.raises(gp.UserError, match=sentence):
+        check_plain(model, "packing")
+    gp.GibbsPruner(model, 0.5, exclude="1")
+    with pytest.raises(gp.UserError, match=r"^the model still carries masks: finalize it before packing\.$"):
+        check_plain(model, "packing")
+    check_plain(nn.Linear(4, 4), "packing")

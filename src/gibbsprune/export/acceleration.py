@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrize
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
 from gibbsprune.export.reuse import last_reader, reuse_memory
 from gibbsprune.export.sites import Site, move_borders, site_at
 from gibbsprune.export.tracing import as_inputs, difference, traced
+from gibbsprune.masking import check_plain
 
 Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
 GAIN = 0.93  # of the plain time: what is not faster than this stays plain
@@ -76,25 +75,27 @@ def accelerate(
         A module without gradients, with an :class:`AccelerateReport` as its ``report``. Where nothing is faster, it
         is a plain copy, and the report says so.
     """
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
-        raise UserError("the model still carries masks: finalize it before accelerating.")
+    check_plain(model, "accelerating")
     if elsewhere := [name for name, value in model.state_dict().items() if value.device.type != "cpu"]:
         raise UserError(f"'{elsewhere[0]}' is not on the CPU; accelerate works on CPU models only.")
     if rounds < 1:
         raise UserError(f"rounds is {rounds}; it must be at least 1.")
-    inputs = as_inputs(example_inputs)
+    inputs = as_inputs(example_inputs)  # copied for every call: the model may overwrite them
     original = copy.deepcopy(model).eval().requires_grad_(False)
     with torch.no_grad():
         expected = original(*copy.deepcopy(inputs))
-        try:
-            traced(copy.deepcopy(original), inputs)
-        except Exception as error:  # whatever the model's own code raises when it meets a symbolic tensor
-            note = f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
-            alone = timed({"": partial(original, *inputs)}, rounds, clock)[""]
+        graphs, note = {}, ""
+        for name in _formats(original, inputs):
+            try:
+                graphs[name] = _graph(original, inputs, name)
+            except Exception as error:  # of the model's own code, at a symbolic tensor or at one in another order
+                note = note or f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
+        if not graphs:
+            alone = timed({"": original}, inputs, rounds, clock)[""]
             return _reported(original, AccelerateReport(alone, alone, "contiguous", note=note))
-        options = [_accelerated(original, inputs, name, (rounds, clock)) for name in _formats(original, inputs)]
+        options = [_accelerated(graph, inputs, name, (rounds, clock)) for name, graph in graphs.items()]
         right = [(m, c, f) for m, c, f in options if difference(expected, m(*copy.deepcopy(inputs))) <= 1e-4]
-        took = timed({"": partial(original, *inputs)} | {f: partial(m, *inputs) for m, _, f in right}, rounds, clock)
+        took = timed({"": original} | {f: m for m, _, f in right}, inputs, rounds, clock)
     best = min(took, key=lambda name: took[name])
     if best == "":
         note = "nothing was faster as a whole than the network as it was"
@@ -104,19 +105,25 @@ def accelerate(
 
 
 def timed(
-    ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], hopeless: float = 1.6
+    ways: Mapping[str, Callable[..., Any]],
+    inputs: tuple[Any, ...],
+    rounds: int,
+    clock: Callable[[], float],
+    hopeless: float = 1.6,
 ) -> dict[str, float]:
     """The least milliseconds of each way, in interleaved rounds after one to warm up, the first way being the rule.
 
     The least, because whatever else the machine does can only lengthen a measurement. A way that takes
-    ``hopeless`` times as long as the first in the first two rounds is not timed further.
+    ``hopeless`` times as long as the first in the first two rounds is not timed further. Each call gets its own
+    copy of the inputs, made before the clock starts.
     """
     took: dict[str, list[float]] = {name: [] for name in ways}
     left = dict(ways)
     for turn in range(rounds + 1):
         for name, way in left.items():
+            given = copy.deepcopy(inputs)
             start = clock()
-            way()
+            way(*given)
             if turn:
                 took[name].append(1e3 * (clock() - start))
         if turn == 1:
@@ -136,16 +143,26 @@ def _formats(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
     return list(FORMATS) if images and convolutions else ["contiguous"]
 
 
+def _graph(model: nn.Module, inputs: tuple[Any, ...], memory_format: str) -> fx.GraphModule:
+    """A copy of the network in one memory format, traced."""
+    root = copy.deepcopy(model)
+    if memory_format != "contiguous":
+        root = root.to(memory_format=FORMATS[memory_format])  # type: ignore[call-overload]
+    return traced(root, _in_format(inputs, memory_format))
+
+
+def _in_format(inputs: tuple[Any, ...], memory_format: str) -> tuple[Any, ...]:
+    if memory_format == "contiguous":
+        return inputs
+    return tuple(x.contiguous(memory_format=FORMATS[memory_format]) if _image(x) else x for x in inputs)
+
+
 def _accelerated(
-    model: nn.Module, inputs: tuple[Any, ...], memory_format: str, timing: Timing
+    module: fx.GraphModule, inputs: tuple[Any, ...], memory_format: str, timing: Timing
 ) -> tuple[nn.Module, list[Choice], str]:
     """The network in one memory format, each of its layers computed in its fastest way."""
     kind = FORMATS[memory_format]
-    root = copy.deepcopy(model)
-    if memory_format != "contiguous":
-        root = root.to(memory_format=kind)  # type: ignore[call-overload]
-        inputs = tuple(x.contiguous(memory_format=kind) if _image(x) else x for x in inputs)
-    module = traced(root, inputs)
+    inputs = _in_format(inputs, memory_format)
     move_borders(module)
     sites = {site.nodes[0]: site for node in module.graph.nodes if (site := site_at(module, node)) is not None}
     chooser = _Chooser(module, sites, timing)
@@ -159,7 +176,7 @@ def _accelerated(
                     moved = module.graph.call_method("contiguous", (node,), {"memory_format": kind})
                 node.replace_all_uses_with(moved, lambda user, moved=moved: user is not moved)
     module.graph.lint()
-    reuse_memory(module)
+    reuse_memory(module, trainable=False)
     return module, chooser.choices, memory_format
 
 
@@ -204,7 +221,7 @@ class _Chooser(fx.Interpreter):
             candidate.own = own  # type: ignore[assignment]
         if len(candidates) == 1:
             return
-        took = timed({name: partial(c, *args) for name, c in candidates.items()}, *self.timing)
+        took = timed(candidates, args, *self.timing)
         best = min(took, key=lambda name: took[name])
         if took[best] <= GAIN * took["plain"]:
             self.chosen.append((site, candidates[best]))

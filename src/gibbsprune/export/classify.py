@@ -53,6 +53,8 @@ def rule_of(plan: Plan, node: fx.Node, calls: dict[Any, int]) -> Rule:
     if node.op == "call_module":
         if calls[node.target] > 1 and next(plan.module.get_submodule(str(node.target)).parameters(), None) is not None:
             raise LeftAlone("it is called more than once")
+        if node.target in plan.shared:
+            raise LeftAlone(plan.shared[node.target])
         return _module_rule(plan, node, plan.module.get_submodule(str(node.target)))
     if node.op in ("call_function", "call_method"):
         return _function_rule(plan, node, function_name(node))
@@ -86,9 +88,9 @@ def _module_rule(plan: Plan, node: fx.Node, module: Any) -> Rule:
         return _spatial(plan, node, lambda v: v)
     if kind in AVERAGE_MODULES and getattr(module, "divisor_override", None) is None:
         padded = module.count_include_pad and any(torch.as_tensor(module.padding).flatten() > 0)
-        return _spatial(plan, node, _only(0.0) if padded else (lambda v: v))
+        return _padded(plan, node, 0.0) if padded else _spatial(plan, node, lambda v: v)
     if kind in PAD_MODULES:
-        return _spatial(plan, node, _only(float(getattr(module, "value", 0.0))))
+        return _padded(plan, node, float(getattr(module, "value", 0.0)))
     raise LeftAlone(f"there is no rule for {kind.__name__}")
 
 
@@ -116,7 +118,7 @@ def _function_rule(plan: Plan, node: fx.Node, name: str) -> Rule:
         return _spatial(plan, node, lambda v: v)
     if name in AVERAGE and node.kwargs.get("divisor_override") is None and len(node.args) < 7:
         plain = len(node.args) < 4 and not node.kwargs.get("padding")
-        return _spatial(plan, node, (lambda v: v) if plain else _only(0.0))
+        return _spatial(plan, node, lambda v: v) if plain else _padded(plan, node, 0.0)
     if name == "pad":
         return _pad(plan, node)
     if name == "getitem":
@@ -132,12 +134,14 @@ def _call(node: fx.Node, source: fx.Node, value: Tensor) -> Tensor:
     return node.target(*args, **kwargs)
 
 
-def _only(number: float) -> Any:
-    """Constants of this value stay; others do not stay the same everywhere."""
-    return lambda v: v.masked_fill(v != number, float("nan"))
+def _padded(plan: Plan, node: fx.Node, number: float) -> Rule:
+    """Padding with a number: constants of this value stay; others do not stay the same everywhere."""
+    rule = _spatial(plan, node, lambda v: v.masked_fill(v != number, float("nan")))
+    rule.why = f"pads with {number:g}"
+    return rule
 
 
-def _spatial(plan: Plan, node: fx.Node, constant: Any) -> Rule:
+def _spatial(plan: Plan, node: fx.Node, constant: Any) -> ChannelWise:
     """An operation over the dimensions behind the channels."""
     rule = ChannelWise(plan, node, constant)
     if rule.given.axis != 1 or len(shape_of(rule.source)) < 3:
@@ -165,7 +169,9 @@ def _pad(plan: Plan, node: fx.Node) -> Rule:
     if len(pads) > 2 * (len(shape_of(node)) - 2):
         raise LeftAlone("it pads channels")
     number: Any = given.get("value") or 0.0
-    return _spatial(plan, node, _only(float(number)) if given.get("mode", "constant") == "constant" else (lambda v: v))
+    if given.get("mode", "constant") == "constant":
+        return _padded(plan, node, float(number))
+    return _spatial(plan, node, lambda v: v)
 
 
 def _slices(plan: Plan, node: fx.Node) -> Rule:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrize
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.classify import rule_of
@@ -26,6 +25,7 @@ from gibbsprune.export.layers import CONVOLUTIONS
 from gibbsprune.export.plan import LeftAlone, Plan, ease, full_shape
 from gibbsprune.export.reuse import reuse_memory
 from gibbsprune.export.tracing import as_inputs, difference, in_rows, rounding, traced
+from gibbsprune.masking import check_plain
 
 PREFERENCES = ("size", "speed")
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
@@ -67,8 +67,7 @@ def compact(
     """
     if prefer not in PREFERENCES:
         raise UserError(f"prefer is '{prefer}'; allowed are {' and '.join(PREFERENCES)}.")
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
-        raise UserError("the model still carries masks: finalize it before compacting.")
+    check_plain(model, "compacting")
     inputs = as_inputs(example_inputs)
     before = sum(p.numel() for p in model.parameters())
     original = copy.deepcopy(model).eval()
@@ -86,7 +85,7 @@ def compact(
             left = fold_batch_norms(module) if fold_batch_norm else {}
             left |= _shrink(module, like, prefer)
             reuse_memory(module)
-            found = difference(expected, module.eval()(*copy.deepcopy(inputs)))
+            found = difference(expected, module.eval().forward(*copy.deepcopy(inputs)))  # calling it prints errors
             same = found <= max(TOLERANCE, rounding(model))
             reason = f"the smaller network would differ by {found:.1e} of the output's scale"
         except Exception as error:  # a graph that no rule foresaw: the model stays right, and the report tells
@@ -117,8 +116,10 @@ def _shrink(module: fx.GraphModule, like: Tensor, prefer: str) -> dict[str, str]
             facts = rule.facts()
         except LeftAlone as reason:
             if _matters(plan, node):
-                left[str(node.target) if node.op == "call_module" else node.name] = str(reason)
+                left[_name(node)] = str(reason)
             continue
+        if rule.loss:
+            left[_name(node)] = rule.loss
         if facts is not None:
             rules[node], plan.facts[node] = rule, facts
     for node in reversed(nodes):
@@ -147,6 +148,10 @@ def _shrink(module: fx.GraphModule, like: Tensor, prefer: str) -> dict[str, str]
     module.recompile()
     module.delete_all_unused_submodules()
     return left
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
 
 
 def _matters(plan: Plan, node: fx.Node) -> bool:

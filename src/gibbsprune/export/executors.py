@@ -1,7 +1,7 @@
 """Other ways for a CPU to compute a convolution or dense layer, with the sum and the ReLU behind it.
 
 Each computes relu(layer(x) + other), with or without the sum and the ReLU, and falls back to the plain way for inputs
-that it cannot take. None of them has gradients.
+that it cannot take, and when torch.export or torch.compile look on. None of them has gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gibbsprune.export.plan import LANES
+from gibbsprune.export.plan import LANES, add_into
 
 
 class Plain(nn.Module):
@@ -24,6 +24,10 @@ class Plain(nn.Module):
     def __init__(self, layer: Any, relu: bool) -> None:
         super().__init__()
         self.layer, self.relu = layer, relu
+        self.register_load_state_dict_post_hook(_derive)
+
+    def derive(self) -> None:
+        """Bring the layer's weights into another form; again whenever new ones are loaded."""
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         return self.finish(self.layer(x), other)
@@ -31,8 +35,12 @@ class Plain(nn.Module):
     def finish(self, y: Tensor, other: Tensor | None) -> Tensor:
         """The sum and the ReLU, written into ``y``."""
         if other is not None:
-            y = y.add_(other)
+            y = add_into(y, other)
         return y.relu_() if self.relu else y
+
+
+def _derive(executor: Plain, _: Any) -> None:
+    executor.derive()
 
 
 class Fused(Plain):
@@ -45,6 +53,8 @@ class Fused(Plain):
         return known and plain and x.dim() == 4 and x.dtype == torch.float32
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(x, other)
         layer = self.layer
         return self.fused(x, other, (layer.weight, layer.bias), layer.stride, self.relu)
 
@@ -68,9 +78,16 @@ class Lanes(Fused):
     W'[(p, o), i, a, b + p s] = W[o, i, a, b]. In channels-last memory its output is, byte for byte, the output wanted.
     """
 
+    wide: Tensor
+    wide_bias: Tensor | None
+
     def __init__(self, layer: Any, relu: bool, pixels: int) -> None:
         super().__init__(layer, relu)
         self.pixels = pixels
+        self.derive()
+
+    def derive(self) -> None:
+        layer, pixels = self.layer, self.pixels
         outputs, inputs, height, width = layer.weight.shape
         step = layer.stride[1]
         wide = layer.weight.new_zeros(pixels, outputs, inputs, height, width + (pixels - 1) * step)
@@ -94,7 +111,9 @@ class Lanes(Fused):
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         layer = self.layer
         width = (x.shape[3] + 2 * layer.padding[1] - layer.kernel_size[1]) // layer.stride[1] + 1
-        if width % self.pixels or not x.is_contiguous(memory_format=torch.channels_last):
+        if torch.compiler.is_compiling() or width % self.pixels:
+            return super().forward(x, other)
+        if not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x, other)
         bare = other is None
         stride = (layer.stride[0], layer.stride[1] * self.pixels)
@@ -108,9 +127,20 @@ class Sparse(Plain):
 
     def __init__(self, layer: Any, relu: bool) -> None:
         super().__init__(layer, relu)
+        self.derive()
+
+    def derive(self) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Sparse.*beta", category=UserWarning)
-            self.matrix = layer.weight.detach().flatten(1).to_sparse_csr()
+            self.matrix = self.layer.weight.detach().flatten(1).to_sparse_csr()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the matrix, which torch cannot copy, and which they derive anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "matrix"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.derive()
 
     @classmethod
     def takes(cls, layer: Any, x: Tensor) -> bool:
@@ -124,11 +154,11 @@ class Sparse(Plain):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         layer = self.layer
-        if x.dtype != self.matrix.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != self.matrix.dtype or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
             return super().forward(x, other)
         if isinstance(layer, nn.Linear):
             y = (self.matrix @ x.reshape(-1, x.shape[-1]).t()).t()
-            y = y.reshape(*x.shape[:-1], len(self.matrix))
+            y = y.reshape(*x.shape[:-1], len(layer.weight))
         else:
             columns = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
             sizes = [
@@ -136,7 +166,8 @@ class Sparse(Plain):
                 for size, p, d, k, s in zip(x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, layer.stride)
             ]
             y = self.matrix @ columns.permute(1, 0, 2).reshape(columns.shape[1], -1)
-            y = y.view(-1, len(x), *sizes).transpose(0, 1)
+            order = torch.contiguous_format if x.is_contiguous() else torch.channels_last  # as a convolution's
+            y = y.view(-1, len(x), *sizes).transpose(0, 1).contiguous(memory_format=order)
         if layer.bias is not None:
             y = y + (layer.bias if isinstance(layer, nn.Linear) else layer.bias.view(-1, 1, 1))
         return self.finish(y, other)

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from gibbsprune.export.layers import CONVOLUTIONS, NORMS, TRANSPOSED, parameter
-from gibbsprune.export.plan import LeftAlone, shape_of
+from gibbsprune.export.plan import LeftAlone, shape_of, shared_layers
 
 
 def fold_batch_norms(module: fx.GraphModule) -> dict[str, str]:
     """Fold what can be folded, and tell which norms stay and why. Needs the shapes of the example inputs."""
     graph, left = module.graph, {}
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    shared = shared_layers(module)
     for node in list(graph.nodes):
         if node.op != "call_module" or not isinstance(norm := module.get_submodule(str(node.target)), NORMS):
             continue
         try:
-            before = _layer_before(module, node, calls)
+            before = _layer_before(module, node, calls, shared)
         except LeftAlone as reason:
             left[str(node.target)] = f"{reason}, so it cannot be folded"
             continue
@@ -37,7 +38,7 @@ def fold_batch_norms(module: fx.GraphModule) -> dict[str, str]:
     return left
 
 
-def _layer_before(module: fx.GraphModule, node: fx.Node, calls: Counter[str]) -> fx.Node:
+def _layer_before(module: fx.GraphModule, node: fx.Node, calls: Counter[str], shared: dict[str, str]) -> fx.Node:
     """The convolution or dense layer that a norm can be folded into; refused with the reason where there is none."""
     norm = module.get_submodule(str(node.target))
     before = node.args[0] if len(node.args) == 1 and not node.kwargs else None
@@ -50,6 +51,8 @@ def _layer_before(module: fx.GraphModule, node: fx.Node, calls: Counter[str]) ->
         raise LeftAlone(f"it follows {type(layer).__name__}")
     if calls[str(before.target)] > 1 or calls[str(node.target)] > 1:
         raise LeftAlone("it or the layer before is called more than once")
+    if str(before.target) in shared:
+        raise LeftAlone("the layer before has a parameter that is read elsewhere too")
     if len(before.users) > 1:
         raise LeftAlone("the layer before has other readers")
     if isinstance(layer, nn.Linear) and len(shape_of(before)) != 2:

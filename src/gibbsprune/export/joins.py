@@ -21,8 +21,11 @@ from gibbsprune.export.plan import SCATTER_COST, Facts, LeftAlone, Plan, SumInto
 class ChannelWise(Rule):
     """Output channel c depends on input channel c alone; ``constant`` tells what becomes of constant ones.
 
-    ``constant(v)`` gives the values, and not a number where the result is not the same everywhere.
+    ``constant(v)`` gives the values, and not a number where the result is not the same everywhere, of which ``why``
+    tells the reason.
     """
+
+    why = "gives no finite number"
 
     def __init__(self, plan: Plan, node: fx.Node, constant: Callable[[Tensor], Tensor], removed: tuple[int, ...] = ()):
         super().__init__(plan, node)
@@ -37,8 +40,10 @@ class ChannelWise(Rule):
 
     def facts(self) -> Facts:
         value = self.constant(self.given.value)
-        live = self.given.live | ~value.isfinite()
-        return Facts.of(self.axis, live, value)
+        lost = ~self.given.live & ~value.isfinite()
+        if lost.any():
+            self.loss = f"it {self.why}, which leaves {int(lost.sum())} of {len(lost)} channels no longer constant"
+        return Facts.of(self.axis, self.given.live | lost, value)
 
     def wants(self, wanted: Tensor) -> list[Tensor]:
         return [wanted]

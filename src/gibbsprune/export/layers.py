@@ -25,6 +25,8 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class Rule:
     """How one operation treats channels: facts forwards, wants backwards, then the edit of the graph."""
 
+    loss = ""  # what keeps constant channels from staying constant, once the facts are known
+
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         self.plan, self.node = plan, node
         self.inputs = [i for i in node.all_input_nodes if i.meta.get("tensor_meta") is not None]

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.tracing import as_inputs, difference, rounding
+from gibbsprune.masking import check_plain
 from gibbsprune.training.checkpoint import write_atomic
 
 DTYPES = ("float32", "float16")
@@ -60,14 +60,18 @@ def export_onnx(
         _halve(onnx, proto)
     content = proto.SerializeToString()
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime has no kernels for some types
         raise UserError(f"ONNX Runtime does not take the exported model: {first_line(error)}") from error
 
     def run(*given: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(y) for y in session.run(None, {n: x.numpy() for n, x in zip(names, given)})]
+        try:
+            found = session.run(None, {n: x.numpy() for n, x in zip(names, given)})
+        except Exception as error:  # some kernels refuse a type only when they are run
+            raise UserError(f"ONNX Runtime does not run the exported model: {first_line(error)}") from error
+        return [torch.from_numpy(y) for y in found]
 
     worst = compared(model, run, inputs)
     if not worst <= max(TOLERANCE[dtype], rounding(model)):
@@ -101,8 +105,7 @@ def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Te
     """The model in eval mode on the CPU, and inputs of at least two rows; masks that are still in place are refused."""
     import copy
 
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
-        raise UserError("the model still carries masks: finalize it before exporting.")
+    check_plain(model, "exporting")
     inputs = as_inputs(example_inputs)
     if not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
         raise UserError("example_inputs must be tensors with a batch dimension.")
@@ -116,8 +119,9 @@ def compared(model: nn.Module, other: Any, inputs: tuple[Tensor, ...]) -> float:
     count = len(inputs[0])
     worst = 0.0
     for rows in (torch.arange(count), torch.arange(1), torch.arange(count + 3) % count):
-        given = tuple(x[rows].contiguous() for x in inputs)
-        expected, found = pytree.tree_leaves(model(*given)), pytree.tree_leaves(other(*given))
+        expected, found = (  # each of its own copy, as it may overwrite its input
+            pytree.tree_leaves(function(*(x[rows].contiguous() for x in inputs))) for function in (model, other)
+        )
         if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found)):
             return float("inf")
         worst = max(worst, difference(expected, found))

@@ -2,8 +2,10 @@
 
 The file is a safetensors container of three byte tensors. ``layout`` is compressed JSON, one row per entry of the
 model's state: name, dtype, shape, way, unit, bytes of positions, dtype of the values, their number. ``positions``
-and ``values`` hold those of all entries, one after the other. Metadata carry the format's name, its version and a
-SHA-256 of the three tensors. Nothing in the file is executed or unpickled.
+and ``values`` hold those of all entries, one after the other. An entry that shares its memory with an earlier one has
+the way "same" and that one's number as its unit, and holds nothing itself; only files with such entries are of version
+2. Metadata carry the format's name, its version and a SHA-256 of the three tensors. Nothing in the file is executed or
+unpickled.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.packing import Positions, positions
+from gibbsprune.masking import check_plain
 from gibbsprune.training.checkpoint import write_atomic
 
-FORMAT, VERSION = "gibbsprune-packed", "1"
+FORMAT, VERSIONS = "gibbsprune-packed", ("1", "2")
 DTYPES = ("float32", "float16", "int8")
 _PARTS = ("layout", "positions", "values")
 _LAYOUT_LIMIT = 1 << 28
@@ -58,11 +60,16 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str], dtype: str = "fl
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype is '{dtype}'; allowed are {', '.join(DTYPES)}.")
-    state = _state(model)
+    state, firsts = _state(model), _firsts(model)
     layout: list[list[Any]] = []
     codes: list[bytes] = []
     values: list[bytes] = []
+    names = list(state)
     for name, tensor in state.items():
+        if firsts[name] != name:
+            first = names.index(firsts[name])
+            layout.append([name, *layout[first][1:3], "same", first, 0, "", 0])
+            continue
         stored, scales = _stored(name, tensor, dtype)
         alive = (tensor != 0).flatten().numpy()
         units = (1, tensor[0, 0].numel(), tensor[0].numel()) if tensor.dim() >= 2 and tensor.numel() else ()
@@ -75,7 +82,8 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str], dtype: str = "fl
     packed_layout = zlib.compress(json.dumps(layout, separators=(",", ":")).encode(), 9)
     parts = dict(zip(_PARTS, (packed_layout, b"".join(codes), b"".join(values))))
     tensors = {key: torch.frombuffer(bytearray(part), dtype=torch.uint8) for key, part in parts.items() if part}
-    metadata = {"format": FORMAT, "version": VERSION, "sha256": _digest(parts)}
+    version = VERSIONS[any(row[3] == "same" for row in layout)]
+    metadata = {"format": FORMAT, "version": version, "sha256": _digest(parts, version)}
     write_atomic(path, _safetensors().save(tensors, metadata=metadata))
 
 
@@ -110,8 +118,12 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
 
 def packed_size(path: str | os.PathLike[str], model: nn.Module) -> PackedSize:
-    """The size of the packed file of ``model`` beside dense safetensors and gzip of the same state."""
-    dense = _safetensors().save({name: tensor.clone() for name, tensor in _state(model).items()})
+    """The size of the packed file of ``model`` beside dense safetensors and gzip of the same state.
+
+    Weights that layers share are counted once, as the packed file stores them.
+    """
+    firsts = set(_firsts(model).values())
+    dense = _safetensors().save({name: tensor.clone() for name, tensor in _state(model).items() if name in firsts})
     return PackedSize(os.path.getsize(path), len(dense), len(gzip.compress(dense, 6)))
 
 
@@ -125,10 +137,20 @@ def _safetensors() -> ModuleType:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The model's state on the CPU; a model with masks still in place is refused."""
-    if any(parametrize.is_parametrized(module) for module in model.modules()):
-        raise UserError("the model still carries masks: finalize it before packing.")
+    check_plain(model, "packing")
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def _firsts(model: nn.Module) -> dict[str, str]:
+    """For every entry of the model's state the first one in the same memory: itself, unless parameters are shared."""
+    seen: dict[Any, str] = {}
+    firsts = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            firsts[name] = seen.setdefault(memory, name) if value.numel() else name
+    return firsts
 
 
 def _stored(name: str, tensor: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
@@ -155,8 +177,8 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def _digest(parts: dict[str, bytes]) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {VERSION}".encode())
+def _digest(parts: dict[str, bytes], version: str) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {version}".encode())
     for key in _PARTS:
         digest.update(f"{key} {len(parts[key])}\n".encode())
         digest.update(parts[key])
@@ -175,10 +197,11 @@ def _parts(path: str, content: bytes) -> dict[str, bytes]:
         raise UserError(f"{path} is no packed network, or is damaged or incomplete.") from error
     if found[0] != FORMAT:
         raise UserError(f"{path} is a safetensors file, but no packed network.")
-    if found[1] != VERSION:
-        raise UserError(f"{path} is of version '{found[1]}' of the packed format; this release reads {VERSION}.")
+    if found[1] not in VERSIONS:
+        known = " and ".join(VERSIONS)
+        raise UserError(f"{path} is of version '{found[1]}' of the packed format; this release reads {known}.")
     parts = {key: tensors[key].numpy().tobytes() if key in tensors else b"" for key in _PARTS}
-    if metadata.get("sha256") != _digest(parts) or any(t.dtype != torch.uint8 for t in tensors.values()):
+    if metadata.get("sha256") != _digest(parts, found[1]) or any(t.dtype != torch.uint8 for t in tensors.values()):
         raise UserError(f"{path} is damaged: its checksum does not match.")
     return parts
 
@@ -187,8 +210,11 @@ def _unpack(parts: dict[str, bytes]) -> dict[str, Tensor]:
     """The state from layout, positions and values; ValueError and its like where they contradict each other."""
     layout = json.loads(zlib.decompressobj().decompress(parts["layout"], _LAYOUT_LIMIT))
     codes, values = _Reader(parts["positions"]), _Reader(parts["values"])
-    loaded = {}
+    loaded: dict[str, Tensor] = {}
     for name, dtype, shape, way, unit, code_bytes, stored_dtype, count in layout:
+        if way == "same":
+            loaded[name] = loaded[layout[unit][0]]
+            continue
         size = int(np.prod(shape, dtype=np.int64))
         kept = positions(way, unit, np.frombuffer(codes.take(code_bytes), np.uint8), size)
         if kept.size != count:

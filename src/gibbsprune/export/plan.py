@@ -11,6 +11,8 @@ For every tensor of the traced network, with its channels along one axis:
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,7 @@ class Plan:
 
     def __init__(self, module: fx.GraphModule, device: torch.device, dtype: torch.dtype, prefer: str) -> None:
         self.module, self.device, self.dtype, self.prefer = module, device, dtype, prefer
+        self.shared = shared_layers(module)
         self.rules: dict[fx.Node, Any] = {}
         self.facts: dict[fx.Node, Facts] = {}
         self.wanted: dict[fx.Node, Tensor] = {}
@@ -137,6 +140,23 @@ class Plan:
         return name
 
 
+def shared_layers(module: fx.GraphModule) -> dict[str, str]:
+    """The layers with a parameter that another layer or the network's own code reads too, and what to say of them."""
+    readers = Counter(id(p) for layer in module.modules() for p in layer.parameters(recurse=False))
+    reads = [n for n in module.graph.nodes if n.op == "get_attr" and not all(_type_only(user) for user in n.users)]
+    readers.update(id(operator.attrgetter(node.target)(module)) for node in reads)
+    return {
+        name: f"its {which} is read elsewhere too"
+        for name, layer in module.named_modules()
+        for which, p in layer.named_parameters(recurse=False)
+        if readers[id(p)] > 1
+    }
+
+
+def _type_only(node: fx.Node) -> bool:
+    return node.target is getattr and node.args[1] in ("dtype", "device", "ndim")
+
+
 def carrier(facts: Facts, among: Tensor) -> int:
     """The constant channel of the largest size among these."""
     return int(facts.value.abs().masked_fill(~(among & ~facts.live), -1).argmax())
@@ -172,11 +192,21 @@ class Scatter(nn.Module):
             return x
         shape = list(x.shape)
         shape[self.axis] = len(self.base)
-        base = self.base.view(-1, *[1] * (x.dim() - 1 - self.axis))
+        base = self.base.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - self.axis))
         return base.expand(shape).index_copy(self.axis, self.position, x)
 
 
-class SumInto(nn.Module):
+class Overwriting(nn.Module):
+    """An operation that may write its result into its first input."""
+
+    reuse = False  # whether nobody reads that input later
+    kept = False  # whether layers that read it before may keep it for their gradients
+
+    def owns(self, x: Tensor) -> bool:
+        return self.reuse and not (torch.is_grad_enabled() and (self.kept or x.requires_grad))
+
+
+class SumInto(Overwriting):
     """y = a + base, then y[position] += b[source] along ``axis``; no base stands for zero, no b for none of it."""
 
     base: Tensor | None
@@ -189,12 +219,11 @@ class SumInto(nn.Module):
         self.register_buffer("base", base)
         self.register_buffer("source", source)
         self.register_buffer("position", position)
-        self.reuse = False  # whether ``a`` may be overwritten
 
     def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
-        own = self.reuse and not (torch.is_grad_enabled() and a.requires_grad)
+        own = self.owns(a)
         if self.base is not None:
-            base = self.base.view(-1, *[1] * (a.dim() - 1 - self.axis))
+            base = self.base.to(a.dtype).view(-1, *[1] * (a.dim() - 1 - self.axis))
             a, own = a.add_(base) if own else a + base, True
         if b is None:
             return a
@@ -205,10 +234,12 @@ class SumInto(nn.Module):
             own, a, b = own or a.dtype != kind, a.to(kind), b.to(kind)
         if self.position is None:
             return a.add_(b) if own else a + b
+        if a.dtype == torch.float16 and torch.compiler.is_compiling():  # ONNX Runtime has no such sum in float16
+            return a.index_copy(self.axis, self.position, a.index_select(self.axis, self.position) + b)
         return a.index_add_(self.axis, self.position, b) if own else a.index_add(self.axis, self.position, b)
 
 
-class AddBorders(nn.Module):
+class AddBorders(Overwriting):
     """y + Σ_c W_c * v_c for constant inputs v_c of a zero-padded convolution, a map of the image's size."""
 
     weight: Tensor
@@ -217,25 +248,29 @@ class AddBorders(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.options = (stride, padding, dilation)
-        self.reuse = False
-        self._map: tuple[Any, Tensor] | None = None  # of the last image size
+        self._map: tuple[Any, Tensor] | None = None  # of the last image size and type
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return y + self.map(x)
         weight = self.weight
         version = None if weight.is_inference() else weight._version
-        key = (x.shape[2:], weight.dtype, weight.device, weight.data_ptr(), version)
-        kept = self._map  # looked at once: another thread may replace it
-        if kept is None or kept[0] != key:
-            kept = self._map = (key, self.map(x))
-        own = self.reuse and not (torch.is_grad_enabled() and y.requires_grad)
-        return y.add_(kept[1]) if own else y + kept[1]
+        key = (x.shape[2:], y.dtype, weight.dtype, weight.device, weight.data_ptr(), version)
+        found = self._map  # looked at once: another thread may replace it
+        if found is None or found[0] != key:
+            with torch.autocast(weight.device.type, enabled=False):
+                found = self._map = (key, self.map(x).to(y.dtype))
+        return y.add_(found[1]) if self.owns(y) else y + found[1]
 
     def map(self, x: Tensor) -> Tensor:
         """What to add, for images of the size of ``x``."""
         convolution: Any = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
-        return convolution(x.new_ones(1, 1, *x.shape[2:]), self.weight, None, *self.options)
+        return convolution(self.weight.new_ones(1, 1, *x.shape[2:]), self.weight, None, *self.options)
+
+
+def add_into(own: Tensor, other: Tensor) -> Tensor:
+    """The sum, written into ``own`` unless that is of another type than ``other``, as under autocast."""
+    return own.add_(other) if own.dtype == other.dtype else own + other
 
 
 def full_shape(x: Tensor, axis: int, channels: int) -> torch.Size:

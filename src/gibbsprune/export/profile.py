@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from gibbsprune.errors import UserError
+from gibbsprune.export.executors import Plain
 from gibbsprune.export.layers import CONVOLUTIONS
 from gibbsprune.export.packed import packed_size, save_packed
 
-LAYERS = (nn.Linear, *CONVOLUTIONS)
+WHOLES = (Plain, nn.MultiheadAttention)  # what computes the layers inside itself
+LAYERS = (nn.Linear, *CONVOLUTIONS, *WHOLES)
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ def _profiled(
         sizes = _sizes(model)
         rows = {
             layer: LayerProfile(
-                tuple(module.weight.shape),
+                tuple(_weight(module).shape),
                 sum(p.numel() for p in module.parameters()),
                 sum(int(p.count_nonzero()) for p in module.parameters()),
                 counted[name][layer],
                 {batch: layers[name][batch][layer] for batch in batches},
             )
-            for layer, module in model.named_modules()
-            if isinstance(module, LAYERS) and layer in counted[name]
+            for layer, module in _layers(model)
+            if layer in counted[name]
         }
         parameters = list(model.parameters())
         found[name] = Profile(
@@ -125,28 +127,49 @@ def _profiled(
 
 @torch.no_grad()
 def multiply_adds(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """Multiply-adds per input of every convolution and dense layer, zeros included, all its calls together."""
+    """Multiply-adds per input of every layer with weights, zeros included, all its calls together.
+
+    Layers are convolutions, dense layers, and attention, of which the four projections count.
+    """
     found: dict[str, int] = {}
 
-    def count(name: str) -> Callable[..., None]:
-        def hook(module: Any, inputs: Any, output: Tensor) -> None:
-            if isinstance(module, nn.Linear):
-                each = output.numel() * module.in_features
+    def register(name: str, module: Any) -> list[Any]:
+        def hook(module: Any, inputs: Any, named: Any, output: Any) -> None:
+            if isinstance(module, nn.MultiheadAttention):
+                each = _projections(module, *inputs, **named)
             elif getattr(module, "transposed", False):
                 each = inputs[0].numel() * module.weight[0].numel()
             else:
-                each = output.numel() * module.weight[0].numel()
+                each = output.numel() * _weight(module)[0].numel()
             found[name] = found.get(name, 0) + each // len(x)
 
-        return hook
+        return [module.register_forward_hook(hook, with_kwargs=True)]
 
-    _hooked(model, lambda name, module: [module.register_forward_hook(count(name))], lambda: model(x))
+    _hooked(model, register, lambda: model(x.clone()))
     return found
+
+
+def _projections(attention: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Multiply-adds of attention's projections: of query, key and value, and of the result."""
+    return (2 * query.numel() + key.numel() + value.numel()) * attention.embed_dim
+
+
+def _weight(module: Any) -> Tensor:
+    """The weight of a layer; of attention, that of the queries, with those of keys and values where they are one."""
+    if isinstance(module, nn.MultiheadAttention):
+        return module.q_proj_weight if module.in_proj_weight is None else module.in_proj_weight
+    return module.layer.weight if isinstance(module, Plain) else module.weight
+
+
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """The layers with weights, by name, without those inside another one."""
+    inside = {part for whole in model.modules() if isinstance(whole, WHOLES) for part in whole.children()}
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, LAYERS) and m not in inside]
 
 
 def _hooked(model: nn.Module, register: Callable[[str, Any], list[Any]], call: Callable[[], Any]) -> None:
     """Call with hooks on every layer with weights, and without them afterwards."""
-    handles = [h for name, m in model.named_modules() if isinstance(m, LAYERS) for h in register(name, m)]
+    handles = [h for name, m in _layers(model) for h in register(name, m)]
     try:
         call()
     finally:
@@ -164,8 +187,9 @@ def _timed(
     begun = time.perf_counter()
     for turn in range(rounds + 1):
         for name, model in forms.items():
+            given = x.clone()  # the model may overwrite it
             start = time.perf_counter()
-            model(x)
+            model(given)
             total = 1e3 * (time.perf_counter() - start)
             clocks = _layer_times(model, x)
             if turn:
@@ -191,7 +215,8 @@ def _layer_times(model: nn.Module, x: Tensor) -> dict[str, float]:
 
         return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
-    _hooked(model, register, lambda: model(x))
+    given = x.clone()
+    _hooked(model, register, lambda: model(given))
     return spent
 
 

@@ -2,7 +2,8 @@
 
 A ReLU or a sum behind a convolution, dense layer, norm or sum writes into the tensor that it reads, where it is the
 only reader. None of those keep their output for the backward pass, so the network stays trainable. On a CPU a large
-new tensor costs more than the arithmetic that fills it.
+new tensor costs more than the arithmetic that fills it. A tensor that layers have read before, and may keep for the
+backward pass, is overwritten only where there are no gradients.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch import fx, nn
 
 from gibbsprune.export.executors import Plain
 from gibbsprune.export.layers import CONVOLUTIONS, NORMS
-from gibbsprune.export.plan import AddBorders, SumInto
+from gibbsprune.export.plan import AddBorders, Overwriting, SumInto, add_into
 
 READERS = (nn.Linear, *CONVOLUTIONS, *NORMS, Plain)
 FRESH = (*READERS, AddBorders)
-SUMS = (operator.add, operator.iadd, torch.add)
+SUMS = (operator.add, add_into, torch.add)
 
 
-def reuse_memory(module: fx.GraphModule) -> None:
-    """Make ReLUs and sums of the graph work in place where that changes nothing else."""
+def reuse_memory(module: fx.GraphModule, trainable: bool = True) -> None:
+    """Make ReLUs and sums of the graph work in place where that changes nothing else, gradients included."""
     for node in module.graph.nodes:
         if _is_relu(module, node) and _fresh(module, node.args[0]):
             source = node.args[0]
@@ -38,10 +39,11 @@ def reuse_memory(module: fx.GraphModule) -> None:
         ):
             for own, other in (node.args, node.args[::-1]):
                 if own is not other and _fresh(module, own) and _shape(own) == _shape(node) == _shape(other):
-                    node.target, node.args = operator.iadd, (own, other)
+                    node.target, node.args = add_into, (own, other)
                     break
-        elif isinstance(layer := _layer(module, node), (SumInto, AddBorders)):
+        elif isinstance(layer := _layer(module, node), Overwriting):
             layer.reuse = last_reader(module, (node,), node.args[0])
+            layer.kept = trainable and len(node.args[0].users) > 1
         elif isinstance(layer, Plain) and len(node.args) == 2:
             layer.own = last_reader(module, (node,), node.args[1])
     module.recompile()

@@ -51,7 +51,8 @@ def load_run(path: str | os.PathLike[str], images: int = 2000) -> TrainedRun:
             f"{file} is of another network than {spec.model}: {str(error).splitlines()[-1].strip()}"
         ) from error
     mean, std = arrays.statistics(spec.recipe.standardise)
-    x = standardise(arrays.x_test[:images], mean, std, torch.float32).permute(0, 3, 1, 2).contiguous()
+    x = standardise(arrays.x_test[:images], mean, std, torch.float32).permute(0, 3, 1, 2)
+    x = x.clone(memory_format=torch.contiguous_format)  # of one channel, contiguous() would keep channels-last strides
     return TrainedRun(run, spec, model.eval(), x, arrays.y_test[:images])
 
 
@@ -70,6 +71,6 @@ def _find(path: Path) -> tuple[Path, RunSpec]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 250) -> float:
-    """The share of images that ``model`` labels rightly."""
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(batch), labels.split(batch)))
-    return right / len(labels)
+    """The share of images that ``model`` labels rightly; it gets copies of them, as it may overwrite its input."""
+    pairs = zip(images.split(batch), labels.split(batch))
+    return sum(int((model(x.clone()).argmax(1) == y).sum()) for x, y in pairs) / len(labels)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import math
 import operator
 from typing import Any
@@ -14,17 +16,23 @@ from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.classify import function_name
-from gibbsprune.export.plan import AddBorders, Scatter, SumInto, full_shape
+from gibbsprune.export.executors import Plain
+from gibbsprune.export.plan import AddBorders, Scatter, SumInto, add_into, full_shape
+
+IN_PLACE: dict[Any, Any] = {
+    add_into: operator.add,
+    **{getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "pow")},
+}
 
 
 class Tracer(fx.Tracer):
     """torch's tracer, with our own operations as single nodes."""
 
     def __init__(self) -> None:
-        super().__init__(autowrap_functions=(full_shape,))
+        super().__init__(autowrap_functions=(add_into, full_shape))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (Scatter, SumInto, AddBorders)) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (Scatter, SumInto, AddBorders, Plain)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def as_inputs(example_inputs: Any) -> tuple[Any, ...]:
@@ -54,18 +62,18 @@ def traced(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
     """The graph of ``model``, which it takes over. Whatever the model's own code raises then is passed on."""
     module = fx.GraphModule(model, Tracer().trace(model))
     _without_in_place(module)
-    ShapeProp(module).propagate(*copy.deepcopy(inputs))
+    with contextlib.redirect_stderr(io.StringIO()):  # it prints what it raises
+        ShapeProp(module).propagate(*copy.deepcopy(inputs))
     return module
 
 
 def _without_in_place(module: fx.GraphModule) -> None:
     """The same graph without operations that overwrite their input; later readers of that read the result."""
-    in_place = {operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub}
     for node in list(module.graph.nodes):
         name = function_name(node) if node.op in ("call_function", "call_method") else ""
         layer = module.get_submodule(node.target) if node.op == "call_module" else None
-        if node.target in in_place:
-            node.target = in_place[node.target]
+        if node.target in IN_PLACE:
+            node.target = IN_PLACE[node.target]
         elif layer is not None and getattr(layer, "inplace", False) is True:
             node.meta["in_place"] = True
         elif node.kwargs.get("inplace") is True:
