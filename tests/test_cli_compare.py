@@ -23,10 +23,10 @@ from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
 from gibbsprune.methods import METHODS
 from gibbsprune.training import pictures
-from gibbsprune.training.comparison import LARGEST, Entry, choose, plan
+from gibbsprune.training.comparison import LARGEST, Entry, choose, plan, train
 from gibbsprune.training.comparison_picture import STYLES, draw_comparison
 from gibbsprune.training.comparison_report import Row, result_table, spread, title, write_report
-from gibbsprune.training.folder import read_metrics
+from gibbsprune.training.folder import RunFolder, read_metrics
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL
@@ -310,6 +310,20 @@ def test_a_file_in_the_way_is_told(place, capsys):
 def test_an_unreadable_entry_names_what_is_allowed():
     with pytest.raises(UserError, match=r"^unknown method ''; it must be one of gibbs, dense"):
         Entry.read(":rounds=2")
+
+
+def test_an_unfinished_comparison_that_was_moved_is_told(tmp_path):
+    def planned(folder):
+        entries = [Entry.read("gibbs"), Entry.read("reinit")]
+        return plan(entries, RunSpec(model="resnet8"), [0], tmp_path / folder)
+
+    (_, (later,)) = planned("before")
+    RunFolder.create(later.fleet, [later.spec], {}).unlock()
+    (tmp_path / "before").rename(tmp_path / "after")
+    fleets = planned("after")
+    sentence = f"^{fleets[1][0].fleet} starts from {later.spec.setting('from')}: the comparison was moved; move it back"
+    with pytest.raises(UserError, match=sentence):
+        train(fleets[1:], "cpu", None, lambda text: None)
 
 
 def test_a_comparison_that_was_moved_is_told(tmp_path):

@@ -99,10 +99,31 @@ def test_a_suite_runs_in_the_order_of_its_sources_and_is_then_complete(capsys, t
     assert "--on abacus is for --dry-run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["list", "status", "run"])
+def test_a_damaged_result_is_not_taken_for_one(capsys, action):
+    cell = tiny()[1]
+    Path("results/tiny").mkdir(parents=True)
+    Path("results/tiny", "other.json").write_text("{}")  # not of this suite
+    Path("results/tiny", f"{cell.name}.json").write_text("")
+    assert main(["suite", action, "tiny"]) == 2
+    assert re.fullmatch(f"gibbsprune: {cell.name}.json cannot be read: .*; remove it: .*\n", capsys.readouterr().err)
+
+
+def test_a_plan_does_not_promise_what_the_run_would_not_do(capsys):
+    assert main(["suite", "run", "tiny", "--dry-run", "--on", "NVIDIA H200"]) == 2
+    assert "resnet8 was not measured on NVIDIA H200; measured are resnet20, resnet56" in capsys.readouterr().err
+    assert main(["suite", "run", "tiny", "--dry-run", "--device", "cpu,cpu"]) == 2
+    assert "unknown device 'cpu,cpu'" in capsys.readouterr().err
+    line = ["suite", "run", "paper", "--dry-run", "--on", "NVIDIA H200"]
+    for more, ending in (([], "on NVIDIA H200"), (["--workers", "4"], "on NVIDIA H200 one after another")):
+        assert main([*line, *more]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith(ending)
+
+
 def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     assert said(capsys, "run tiny --budget 1s")[-1].startswith("3 cells do not fit into the 0:0")
     lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out --export-limit 2")
-    assert lines[-1] == "stopped before epoch 0 of 2: the budget of 5 s is spent"
+    assert re.fullmatch(r"stopped after epoch 0 of 2: no more fits into the 0:0[45] it had", lines[-1])
     assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
     assert re.fullmatch(
         r"2 files of together 0\.\d MiB in again", said(capsys, "export tiny again --export-limit 2")[-1]

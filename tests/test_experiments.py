@@ -166,7 +166,7 @@ def test_a_run_cut_by_its_budget_and_continued_is_the_same(digits, tmp_path, mon
             break
         epochs.append(checkpoint.checkpoints(folder)[-1][0])
         assert not (tmp_path / "results").exists()
-        assert said[-1] == f"stopped before epoch {epochs[-1]} of 6: the budget of 18 s is spent"
+        assert said[-1] == f"stopped after epoch {epochs[-1]} of 6: no more fits into the 0:18 it had"
         assert planner.begun(tmp_path / "work") == {folder: PAIR}
     assert len(set(epochs)) > 1, "the budget did not cut"
     assert epochs == sorted(epochs)
@@ -178,7 +178,7 @@ def test_a_run_cut_by_its_budget_and_continued_is_the_same(digits, tmp_path, mon
 def test_a_budget_of_nothing_trains_nothing_and_loses_nothing(digits, tmp_path):
     said = []
     assert run(digits, tmp_path, said.append, budget=0.0) is False
-    assert said == ["stopped before epoch 0 of 6: the budget of 0 s is spent"]
+    assert said == ["stopped after epoch 0 of 6: no more fits into the 0:00 it had"]
 
 
 @pytest.mark.parametrize("moment", ["epoch 4", PAIR[1].name()])

@@ -65,6 +65,8 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 cells in 1 fleets, about")
     assert main([*line.split(), "--budget", "1s"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 runs are missing; run the same command again"
+    assert main([*line.replace("200", "100").split(), "--dry-run"]) == 0, "nothing has been compared yet"
+    capsys.readouterr()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert main(line.split()) == 0

@@ -98,6 +98,17 @@ def test_the_live_display_tells_everything():
     assert "a note" in stream.getvalue()
 
 
+def test_a_title_is_shown_as_it_is():
+    from rich.console import Console
+
+    shown = progress.RichProgress(Terminal())
+    shown.begin("runs/a[/b][red]", 2)
+    shown.close()
+    text = io.StringIO()
+    Console(file=text, width=100).print(shown.render())
+    assert "runs/a[/b][red]" in text.getvalue()
+
+
 def test_the_live_display_of_a_dense_run_has_no_masks():
     from rich.console import Console
 

@@ -182,7 +182,7 @@ def row(text: str, start: str) -> list[str]:
 
 def test_tables_set_ours_beside_the_papers(full):
     results = groups.load(full)
-    text = tables.results_text(results, full, "img")
+    text = tables.results_text(results, full, "img", full.parent)
     assert f"{CELLS} of {CELLS} cells have been run." in text
     assert "not run" not in text[text.index("## Table II:") : text.index("## Figure 3")]
     ours = results.of(paper.run("resnet56", hamiltonian="abs")).mean()
@@ -198,7 +198,7 @@ def test_tables_set_ours_beside_the_papers(full):
 
 def test_what_was_not_run_is_marked(tmp_path):
     store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
-    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     assert f"1 of {CELLS} cells have been run." in text
     assert row(text, "binary") == ["binary", "not run", "86.6", "", "not run", "89.1", ""]
     assert "`gibbsprune suite tune`: not run" in text
@@ -214,7 +214,7 @@ def test_notes_and_tuning_are_taken_in(tmp_path):
     choice = {"model": "resnet20", "epochs": 40, "seeds": [0], "held_out_training_images": 5000, "margin": 0.003,
               "converged": 0.99, "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
     (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
-    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     assert "## Notes\n\nOur batch norm differs." in text
     assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| chosen \|", text)
 
@@ -237,7 +237,7 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     assert extras.plainly(settled) == ("beta_end 1e+06", paper.run("resnet20", sparsity=0.5))
     for spec in (SQUARE[0], other, hot, fast, plain, settled):
         store.write(tmp_path / "paper", spec, fake_results.result(spec))
-    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img")
+    text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     listed = text[text.index("## Variations") : text.index("## Tuning")]
     assert f"`{other.name()}`" in listed
     assert f"`{fast.name()}`" in listed
@@ -361,11 +361,19 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"gibbsprune: cannot write {tmp_path / 'file' / 'r'}: Not a directory")
 
 
+def test_the_page_names_its_own_sources(tmp_path):
+    spec = paper.run("resnet20").replace(data="digits")
+    store.write(tmp_path / "results" / "mine", spec, fake_results.result(spec))
+    results = groups.load(tmp_path / "results" / "mine")
+    text = tables.results_text(results, tmp_path / "results" / "mine", "img", tmp_path / "report")
+    assert "from the raw files in [`results/mine`](../results/mine); not edited by hand. digits, test accuracy" in text
+
+
 def test_the_documentation_is_what_the_results_say():
     """After new results: gibbsprune report results/paper --out report."""
     root = Path(__file__).parents[1]
     folder = root / "results" / "paper"
     written = (root / "docs" / "results.md").read_text(encoding="utf-8")
-    assert written == tables.results_text(groups.load(folder), folder, "img/results")
+    assert written == tables.results_text(groups.load(folder), folder, "img/results", root / "docs")
     for number in "3456":
         assert (root / "docs" / "img" / "results" / f"figure{number}.svg").exists()

@@ -95,12 +95,14 @@ def _add_carry(actions: Any) -> None:
 
 def _cells(options: argparse.Namespace) -> tuple[list[Any], list[Any], Any]:
     """The chosen cells, all cells, and the orders."""
+    from gibbsprune.experiments import store
     from gibbsprune.experiments.suite import Choice, suite
 
     everything = suite(options.suite)
     names = ("table", "figure", "arch", "seed", "recipe", "method", "max_stretch", "step")
     chosen = Choice(**{name: getattr(options, name) for name in names}).of(everything)
     results, work = _places(options)
+    store.check_own(results, [cell.spec for cell in everything])
     return chosen, everything, _orders(options, results, work)
 
 
@@ -205,7 +207,7 @@ def run_tune(options: argparse.Namespace) -> int:
     work = place(options.work)
     orders = _orders(options, work / "results", work)
     if options.dry_run:
-        tune.check_split(trial, work)
+        tune.check_split(trial, work, orders.results)
         cells = trial.cells()
         for line in drive.plan_lines(drive.survey(cells, cells, orders), orders):
             print(line)

@@ -116,11 +116,15 @@ def _say_rest(state: planner.Survey, left: float, say: Callable[[str], None]) ->
 def _pace_on(on: str | None, specs: Sequence[RunSpec], orders: Orders) -> pace.Pace:
     if on is not None and on not in pace.MEASURED:
         raise UserError(f"nothing was measured on {on!r}; it must be one of {', '.join(pace.MEASURED)}")
-    device = resolve_device(orders.device.split(",")[0])
+    several = (orders.workers or 1) > 1
+    device, *_ = map(resolve_device, orders.device.split(",") if several else [orders.device])
     known = pace.Pace(on) if on is not None else pace.of_device(device, None, orders.work)
     known.learn(orders.work)
-    if all(spec.model in pace.MEASURED.get(known.device, {}) for spec in specs):
+    unknown = [spec.model for spec in specs if spec.model not in pace.MEASURED.get(known.device, {})]
+    if not unknown:
         return known
+    if on is not None:
+        raise UserError(f"{unknown[0]} was not measured on {on}; measured are {', '.join(pace.MEASURED[on])}")
     return pace.of_device(device, data.load(specs[0].data), orders.work)
 
 
@@ -139,6 +143,8 @@ def plan_lines(state: planner.Survey, orders: Orders, on: str | None = None) -> 
     rest = sum(map(len, state.begun.values())) + len(state.queue) - taken
     lines.append(
         f"{taken} cells in {len(fleets)} fleets, about {clock(sum(fleet.seconds for fleet in fleets))} on "
-        f"{known.device}" + (f"; {rest} cells do not fit" if rest else "")
+        f"{known.device}"
+        + (" one after another" if (orders.workers or 1) > 1 else "")
+        + (f"; {rest} cells do not fit" if rest else "")
     )
     return lines

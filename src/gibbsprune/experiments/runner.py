@@ -163,7 +163,8 @@ class _Training:
     def _stop(self) -> bool:
         self.save()
         fleet = self.fleet
-        self.say(f"stopped before epoch {fleet.epoch} of {fleet.epochs}: the budget of {self.budget:.0f} s is spent")
+        had = clock(self.budget)
+        self.say(f"stopped after epoch {fleet.epoch} of {fleet.epochs}: no more fits into the {had} it had")
         return False
 
 

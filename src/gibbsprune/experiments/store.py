@@ -13,7 +13,7 @@ from ..training.spec import RunSpec
 
 VERSION = 1
 #: What to do about a result that is no longer what was written.
-AGAIN = "remove it, and gibbsprune suite run makes it anew"
+AGAIN = "remove it: gibbsprune suite run makes its own cells anew"
 FIELDS = {
     "version": int, "name": str, "spec": dict, "accuracy": float, "accuracy_converged": float,
     "accuracy_recalibrated": float, "loss": float, "agreement": float, "sparsity": float, "parameters": int,
@@ -87,6 +87,14 @@ def read_all(folder: Place) -> list[dict[str, Any]]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of results")
     return [read(file) for file in files(folder, "*.json")]
+
+
+def check_own(folder: Place, cells: Iterable[RunSpec]) -> None:
+    """Refuses a folder in which the result of one of these cells is damaged or of another version."""
+    own = {spec.name() for spec in cells}
+    for file in files(folder, "*.json"):
+        if file.stem in own:
+            read(file)
 
 
 def missing(folder: Place, cells: Iterable[RunSpec]) -> list[RunSpec]:

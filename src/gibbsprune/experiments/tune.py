@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place
 from ..training.spec import RunSpec, default_recipe, scale_recipe
-from . import drive, store
+from . import drive, planner, store
 from .paper import SPARSITY, Cell, changed
 
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
@@ -80,7 +80,7 @@ class Trial:
 def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], None] = print) -> bool:
     """Runs what is missing within the budget and writes choice and evidence; False if runs are missing still."""
     cells = trial.cells()
-    known = check_split(trial, orders.work)
+    known = check_split(trial, orders.work, orders.results)
 
     def prepare(arrays: Arrays) -> Arrays:
         held = trial.split(arrays)  # before anything is written down: it may be refused
@@ -97,7 +97,7 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
     return True
 
 
-def check_split(trial: Trial, work: Place) -> dict[str, int]:
+def check_split(trial: Trial, work: Place, results: Place) -> dict[str, int]:
     """Refuses a folder whose runs on the same data were compared on other images; images held out, by data."""
     file = work / SPLIT
     try:
@@ -106,6 +106,8 @@ def check_split(trial: Trial, work: Place) -> dict[str, int]:
         known = {}
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
+    if not planner.begun(work) and not store.names(results):
+        known = {}  # nothing has been compared yet
     if known.setdefault(trial.data, trial.holdout) != trial.holdout:
         raise UserError(
             f"--holdout is {trial.holdout}, but the runs on {trial.data} in {work} were compared on "

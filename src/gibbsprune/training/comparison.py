@@ -145,11 +145,22 @@ def train(fleets: Sequence[Sequence[Cell]], device: str, command: str | None, te
             done = RunFolder.open(path).finished()
             tell(f"{head}, {'finished before' if done else 'continued'}")
             if not done:
+                _check_place(path, specs)
                 run.resume(path, device=device, command=command)
             continue
         tell(head)
         _clear(path)
         run.start(specs, path, device, run.Options(checkpoint_seconds=10.0), command)
+
+
+def _check_place(path: Path, specs: Sequence[RunSpec]) -> None:
+    """Refuses to go on with runs that start from others which lie elsewhere now."""
+    for old, new in zip(RunFolder.open(path).specs, specs):
+        if old.setting("from") != new.setting("from"):
+            raise UserError(
+                f"{path} starts from {old.setting('from')}: the comparison was moved; move it back, or choose another "
+                "folder with --out"
+            )
 
 
 def _needs(entry: Entry, entries: Sequence[Entry]) -> Entry | None:

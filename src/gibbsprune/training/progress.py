@@ -133,6 +133,7 @@ class RichProgress(PlainProgress):
         from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", style="bold")
@@ -152,7 +153,7 @@ class RichProgress(PlainProgress):
             trend = [math.log(v) if v > 0 else math.nan for v in past] if column == 2 else past
             text = show_beta(now) if column == 2 and past else _shown(now, form, unit)
             table.add_row(label, text, sparkline(trend))
-        return Panel(Group(self.bars, table), title=self.title, title_align="left", border_style="blue")
+        return Panel(Group(self.bars, table), title=Text(self.title), title_align="left", border_style="blue")
 
     def note(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)

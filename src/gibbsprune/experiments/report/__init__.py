@@ -22,7 +22,7 @@ def write(results: Place, out: Path, docs: Path | None = None) -> list[Path]:
     make_folder(out)
     written = figures.draw_all(found, out / "figures")
     write_atomic(out / "index.html", page.page_text(found, results))
-    write_atomic(out / "results.md", tables.results_text(found, results, "figures"))
+    write_atomic(out / "results.md", tables.results_text(found, results, "figures", out))
     written += [out / "index.html", out / "results.md"]
     if docs is not None:
         images = docs / "img" / "results"
@@ -30,6 +30,6 @@ def write(results: Place, out: Path, docs: Path | None = None) -> list[Path]:
         for file in (out / "figures").glob("figure*"):
             write_atomic(images / file.name, file.read_bytes())
             written.append(images / file.name)
-        write_atomic(docs / "results.md", tables.results_text(found, results, "img/results"))
+        write_atomic(docs / "results.md", tables.results_text(found, results, "img/results", docs))
         written.append(docs / "results.md")
     return written

@@ -18,12 +18,12 @@ from ...training.folder import plain
 from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, published, store
+from . import tables
 from .extras import plainly
 from .findings import NAMES, NETWORK, printed
 from .groups import Group, Results, family
 
 SIDE, KERNEL, FRAMES = 16, 3, 33
-TASKS = {"cifar10": "CIFAR-10"}
 METHODS = {
     "magnitude": "Han et al.", "filter-l1": "Li et al.", "lottery": "IMP with rewinding", "thinet": "ThiNet",
     "random-mask": "random mask", "reinit": "re-initialisation",
@@ -58,7 +58,7 @@ def page_data(results: Results, folder: Place) -> dict[str, Any]:
     return {
         "cells": cells,
         "labels": labels,
-        "tasks": sorted({TASKS.get(group.spec.data, group.spec.data) for group in results}),
+        "tasks": tables.tasks(results),
         "annealing": {structure: annealing(structure) for structure in paper.SPARSITY},
         "done": len(wanted) - len(store.missing(folder, wanted)),
         "total": len(wanted),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ...models import build
 from ...models.describe import describe
@@ -20,21 +22,23 @@ FIGURES = {
     "5": "Kernel-wise methods at 90 %, accuracy against total epochs.",
     "6": "Filter-wise methods at 75 %, accuracy against total epochs.",
 }
+TASKS = {"cifar10": "CIFAR-10"}
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
 MARK = "Written by `gibbsprune report`"
 
 
-def results_text(results: Results, folder: Place, images: str) -> str:
-    """The whole page; ``images`` is where the figures lie, seen from it."""
+def results_text(results: Results, folder: Place, images: str, page: Path) -> str:
+    """The whole page, to be written into the folder ``page``; ``images`` is where the figures lie, seen from it."""
     cells = paper.cells()
     lacking = store.missing(folder, [cell.spec for cell in cells])
     parts = [
         "# Results",
-        f"{MARK} from the raw files in [`results/paper`](../results/paper); not edited by hand. "
-        "CIFAR-10, test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
-        "standard deviation over seeds where there are several, their number in brackets. “Paper” is Labach & Valaee, "
-        "[arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are checked in; "
+        f"{MARK} from the raw files in {_link(folder, page)}; not edited by hand. {' and '.join(tasks(results))}, "
+        "test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
+        "standard deviation over seeds where there are several, their number in brackets. “Paper” is "
+        "Labach & Valaee, [arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are "
+        "checked in; "
         "`gibbsprune suite run paper` runs what is missing.",
         f"{len(cells) - len(lacking)} of {len(cells)} cells have been run. {_machines(results)}",
         "## In short",
@@ -54,6 +58,17 @@ def results_text(results: Results, folder: Place, images: str) -> str:
         *extras.not_run(lacking),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def tasks(results: Results) -> list[str]:
+    """The names of the data that the results are of."""
+    return sorted({TASKS.get(group.spec.data, group.spec.data) for group in results})
+
+
+def _link(folder: Place, page: Path) -> str:
+    """The raw files, as seen from the page where they lie on the same disk."""
+    name = f"`{folder.parent.name}/{folder.name}`"
+    return f"[{name}]({os.path.relpath(folder, page)})" if isinstance(folder, Path) else name
 
 
 def _machines(results: Results) -> str:
