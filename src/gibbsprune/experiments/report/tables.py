@@ -67,7 +67,7 @@ def tasks(results: Results) -> list[str]:
 
 def _link(folder: Place, page: Path) -> str:
     """The raw files, as seen from the page where they lie on the same disk."""
-    name = f"`{folder.parent.name}/{folder.name}`"
+    name = f"`{f'{folder.parent.name}/{folder.name}'.lstrip('/')}`"
     return f"[{name}]({os.path.relpath(folder, page)})" if isinstance(folder, Path) else name
 
 
