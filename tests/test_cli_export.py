@@ -148,19 +148,8 @@ def test_what_is_no_finished_run(tmp_path: Path, trained: Path) -> None:
 def test_a_network_that_views_and_overwrites_images_of_one_channel(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "overwriting_networks.py").write_text(
-        "from torch import nn\n"
-        "class Small(nn.Sequential):\n"
-        "    def forward(self, x):\n"
-        "        x -= 0.5\n"
-        "        x *= 3\n"
-        "        x = self[0](x).relu()\n"
-        "        return self[1](x.view(x.size(0), -1))\n"
-        "def small(classes, channels):\n"
-        "    return Small(nn.Conv2d(channels, 8, 3, padding=1), nn.Linear(8 * 64, classes))\n"
-    )
     monkeypatch.chdir(tmp_path)
-    spec = RunSpec(data="digits", model="overwriting_networks:small", sparsity=0.5, epochs=2)
+    spec = RunSpec(data="digits", model="own_networks:overwriting", sparsity=0.5, epochs=2)
     run.start([spec], tmp_path / "run", "cpu", progress=PlainProgress(io.StringIO()))
     reached = json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]
     for form in ("packed", "safetensors", "pt2"):

@@ -73,7 +73,7 @@ def test_a_printed_accuracy_has_the_chance_of_a_single_run():
 
 
 def test_filters_are_ranked_as_the_paper_sampled_them():
-    runs = [(findings.as_printed("resnet20", "filter", name), accuracy)
+    runs = [(paper.as_printed("resnet20", "filter", name), accuracy)
             for name, accuracy in (("binary", 0.86), ("sign", 0.85), ("quadratic", 0.84))]  # fmt: skip
     exact = (paper.run("resnet20", structure="filter"), 0.9)
     answers = list(findings.hamiltonians(some(*runs, exact)))

@@ -132,7 +132,7 @@ class GibbsPruner:
     @torch._disable_dynamo
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
-        self._check_open("step")
+        self._check_open("step", look=self.steps % 100 == 0)  # walking through the model each time would be felt
         if self.check_ranks and self.steps % self.check_ranks == 0:
             streams = (generator.get_state() for generator in self._generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
@@ -251,10 +251,10 @@ class GibbsPruner:
         ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
         return site.structure.unrows(ties, site.shape)
 
-    def _check_open(self, what: str) -> None:
+    def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
             raise UserError(f"{what}() after finalize(): the masks are burnt in and the pruner is done")
-        if what != "step" or self.steps % 100 == 0:  # walking through the model at every step would be felt
+        if look:
             check_masked(self.model, self._layers, self.masks)
 
     # -- looking and saving ------------------------------------------------------------------------------------------

@@ -116,8 +116,7 @@ def _say_rest(state: planner.Survey, left: float, say: Callable[[str], None]) ->
 def _pace_on(on: str | None, specs: Sequence[RunSpec], orders: Orders) -> pace.Pace:
     if on is not None and on not in pace.MEASURED:
         raise UserError(f"nothing was measured on {on!r}; it must be one of {', '.join(pace.MEASURED)}")
-    several = (orders.workers or 1) > 1
-    device, *_ = map(resolve_device, orders.device.split(",") if several else [orders.device])
+    device, *_ = map(resolve_device, orders.device.split(",") if orders.several else [orders.device])
     known = pace.Pace(on) if on is not None else pace.of_device(device, None, orders.work)
     known.learn(orders.work)
     unknown = [spec.model for spec in specs if spec.model not in pace.MEASURED.get(known.device, {})]
@@ -144,7 +143,7 @@ def plan_lines(state: planner.Survey, orders: Orders, on: str | None = None) -> 
     lines.append(
         f"{taken} cells in {len(fleets)} fleets, about {clock(sum(fleet.seconds for fleet in fleets))} on "
         f"{known.device}"
-        + (" one after another" if (orders.workers or 1) > 1 else "")
+        + (" one after another" if orders.several else "")
         + (f"; {rest} cells do not fit" if rest else "")
     )
     return lines

@@ -27,3 +27,8 @@ class Orders:
     address: str | None = None  # of a Ray cluster
     cpus: float = 1.0  # of a cluster, for each fleet
     gpus: float | None = None  # the same; None: one where the cluster has any
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one fleet at a time was asked for."""
+        return (self.workers or 1) > 1

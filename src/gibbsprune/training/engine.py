@@ -337,7 +337,8 @@ class Engine:
     def run_state(self, k: int) -> dict[str, Tensor]:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
         state = self.model.state_dict(keep_vars=True)
-        masks = [name for name, tensor in state.items() if any(tensor is mask for mask in self.masks.values())]
+        held = {id(mask) for mask in self.masks.values()}
+        masks = {name for name, tensor in state.items() if id(tensor) in held}
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
         plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
         return {

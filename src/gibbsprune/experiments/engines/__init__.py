@@ -54,7 +54,7 @@ def engine_of(orders: Orders, arrays: Arrays, keep: Collection[str], say: Callab
     """The engine that was ordered."""
     if orders.engine not in ENGINES:
         raise UserError(f"unknown engine {orders.engine!r}; it must be one of {', '.join(ENGINES)}")
-    alone = orders.engine == "local" and (orders.workers or 1) == 1
+    alone = orders.engine == "local" and not orders.several
     for where in (orders.results, orders.work):
         if not alone and not shared(where):
             raise UserError(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 
 from ...training.spec import RunSpec
 from .. import paper, published
-from .groups import Group, Results, best, clearly, family
+from .groups import Group, Results, best, beyond_chance, clearly, family
 
 NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
 NAMES = {
@@ -58,18 +57,12 @@ def few(*groups: Group) -> str:
     return "" if least >= 3 else " (from fewer than three seeds, which prove little)"
 
 
-def as_printed(model: str, structure: str, hamiltonian: str) -> RunSpec:
-    """A Hamiltonian's cell as the paper sampled it: the quadratic one for filters by the chain."""
-    sampler = "chromatic" if (structure, hamiltonian) == ("filter", "quadratic") else "auto"
-    return paper.run(model, structure=structure, hamiltonian=hamiltonian, sampler=sampler)
-
-
 def printed(model: str) -> Iterator[tuple[RunSpec, float]]:
     """Every accuracy that the paper prints, with its cell."""
     yield paper.dense(model), published.DENSE[model]
     for structure, table in published.HAMILTONIANS.items():
         for name, value in table[model].items():
-            yield as_printed(model, structure, name), value
+            yield paper.as_printed(model, structure, name), value
     for method, row in published.RANDOM[model].items():
         for sparsity, value in row.items():
             if method == "reinit":
@@ -86,9 +79,8 @@ def against_paper(results: Results) -> Iterator[str]:
             yield f"{NETWORK[model]}: {NOTHING}."
             continue
         gaps = [group.mean() - value for group, value in pairs]
-        noise = [2 * math.hypot(group.error, group.assumed) for group, _ in pairs]
-        above = sum(gap > limit for gap, limit in zip(gaps, noise))
-        below = sum(gap < -limit for gap, limit in zip(gaps, noise))
+        verdicts = [beyond_chance(gap, group.error, group.assumed) for gap, (group, _) in zip(gaps, pairs)]
+        above, below = verdicts.count(1), verdicts.count(-1)
         yield (
             f"{NETWORK[model]}: of the {total} accuracies that the paper prints we have {len(pairs)}; {above} of ours "
             f"are higher, {below} lower, {len(pairs) - above - below} the same within two standard errors, those of "
@@ -100,7 +92,7 @@ def against_paper(results: Results) -> Iterator[str]:
 def hamiltonians(results: Results) -> Iterator[str]:
     for structure, names in paper.HAMILTONIANS.items():
         for model in paper.MODELS:
-            runs = {name: results.of(as_printed(model, structure, name)) for name in names}
+            runs = {name: results.of(paper.as_printed(model, structure, name)) for name in names}
             order = sorted(names, key=lambda name: -published.HAMILTONIANS[structure][model][name])
             how = " (quadratic by the paper's chain)" if structure == "filter" else ""
             yield f"{structure}-wise, {NETWORK[model]}{how}: {_ranking(runs, order)}"
@@ -150,7 +142,7 @@ def convergence(results: Results) -> Iterator[str]:
 def samplers(results: Results) -> Iterator[str]:
     for model in paper.MODELS:
         exact = results.of(paper.run(model, structure="filter"))
-        chain = results.of(paper.run(model, structure="filter", hamiltonian="quadratic", sampler="chromatic"))
+        chain = results.of(paper.as_printed(model, "filter", "quadratic"))
         if exact is None or chain is None:
             lacking = " and ".join(name for name, group in (("exact", exact), ("chromatic", chain)) if group is None)
             yield f"{NETWORK[model]}, filters: {lacking} {NOTHING}."

@@ -16,6 +16,7 @@ from .. import paper, store
 #: The deviation between seeds, in points, that is assumed where there is one: about that of kinds with three, pooled.
 ASSUMED_DEVIATION = {"weight": 0.25, "kernel": 0.25, "filter": 0.35}
 LEAST_DEVIATION = 0.2
+TASKS = {"cifar10": "CIFAR-10"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Results:
         hot = paper.follow_up(spec) or spec
         return self.groups.get(family(hot)) or self.groups.get(family(spec))
 
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the data that the results are of."""
+        return sorted({TASKS.get(group.spec.data, group.spec.data) for group in self})
+
     def __iter__(self) -> Any:
         return iter(self.groups.values())
 
@@ -88,9 +94,12 @@ def family(spec: RunSpec) -> str:
 
 def clearly(one: Group, other: Group) -> int:
     """1 if the first is more accurate than the second beyond two standard errors, −1 if less, else 0."""
-    difference = one.mean() - other.mean()
-    noise = 2 * math.hypot(one.error, other.error)
-    return 0 if abs(difference) <= noise else (1 if difference > 0 else -1)
+    return beyond_chance(one.mean() - other.mean(), one.error, other.error)
+
+
+def beyond_chance(difference: float, *errors: float) -> int:
+    """The sign of a difference beyond two standard errors, else 0."""
+    return 0 if abs(difference) <= 2 * math.hypot(*errors) else (1 if difference > 0 else -1)
 
 
 def best(groups: Sequence[Group]) -> Group:

@@ -18,7 +18,6 @@ from ...training.folder import plain
 from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, published, store
-from . import tables
 from .extras import plainly
 from .findings import NAMES, NETWORK, printed
 from .groups import Group, Results, family
@@ -58,7 +57,7 @@ def page_data(results: Results, folder: Place) -> dict[str, Any]:
     return {
         "cells": cells,
         "labels": labels,
-        "tasks": tables.tasks(results),
+        "tasks": results.tasks,
         "annealing": {structure: annealing(structure) for structure in paper.SPARSITY},
         "done": len(wanted) - len(store.missing(folder, wanted)),
         "total": len(wanted),

@@ -22,7 +22,6 @@ FIGURES = {
     "5": "Kernel-wise methods at 90 %, accuracy against total epochs.",
     "6": "Filter-wise methods at 75 %, accuracy against total epochs.",
 }
-TASKS = {"cifar10": "CIFAR-10"}
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
 MARK = "Written by `gibbsprune report`"
@@ -34,7 +33,7 @@ def results_text(results: Results, folder: Place, images: str, page: Path) -> st
     lacking = store.missing(folder, [cell.spec for cell in cells])
     parts = [
         "# Results",
-        f"{MARK} from the raw files in {_link(folder, page)}; not edited by hand. {' and '.join(tasks(results))}, "
+        f"{MARK} from the raw files in {_link(folder, page)}; not edited by hand. {' and '.join(results.tasks)}, "
         "test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
         "standard deviation over seeds where there are several, their number in brackets. “Paper” is "
         "Labach & Valaee, [arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are "
@@ -58,11 +57,6 @@ def results_text(results: Results, folder: Place, images: str, page: Path) -> st
         *extras.not_run(lacking),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def tasks(results: Results) -> list[str]:
-    """The names of the data that the results are of."""
-    return sorted({TASKS.get(group.spec.data, group.spec.data) for group in results})
 
 
 def _link(folder: Place, page: Path) -> str:
@@ -161,7 +155,7 @@ def _hamiltonian_rows(results: Results, structure: str) -> list[list[str]]:
         theirs: list[float | None] = [published.HAMILTONIANS[structure][model][name] for model in paper.MODELS]
         specs = [paper.run(model, structure=structure, hamiltonian=name) for model in paper.MODELS]
         if (structure, name) == ("filter", "quadratic"):
-            chain = [spec.replace(sampler="chromatic") for spec in specs]
+            chain = [paper.as_printed(model, structure, name) for model in paper.MODELS]
             rows.append(_row("quadratic, chromatic", results, chain, theirs))
             rows.append(_row("quadratic, exact", results, specs, [None, None]))
         else:
