@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fake_results
 from gibbsprune.cli import main
 from gibbsprune.experiments import drive, paper, planner, store, suite
 from gibbsprune.experiments.paper import Cell
@@ -55,6 +56,17 @@ def test_list_shows_cells_with_their_state(capsys):
         lines[0] == "1  ready    cifar10-resnet20-gibbs-weight-square-0.9-s0  (Table II, Table III, Figure 3, Figure 4)"
     )
     assert sum(line.startswith("1  waiting") for line in lines) == 4
+
+
+def test_what_follows_from_results_is_listed_and_counted(capsys, tmp_path):
+    """A stretched run that did not converge is run once more; plan, list and status agree about it."""
+    spec = paper.run("resnet20", stretch=2)
+    before = said(capsys, "status paper --step 3")[2].split("|")
+    store.write(tmp_path / "results" / "paper", spec, fake_results.result(spec) | {"agreement": 0.9})
+    after = said(capsys, "status paper --step 3")[2].split("|")
+    assert [int(b) - int(a) for a, b in zip(before[2:5], after[2:5])] == [1, 1, 0], "one cell more, one of them done"
+    hot = f"3  ready    {paper.hotter(spec).name()}"
+    assert any(line.startswith(hot) for line in said(capsys, "list paper --step 3 --max-stretch 2"))
 
 
 def test_the_plan_is_shown_with_times_and_nothing_is_written(capsys, monkeypatch, tmp_path):

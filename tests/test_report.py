@@ -205,6 +205,14 @@ def test_what_was_not_run_is_marked(tmp_path):
     assert "| ResNet-56, thinet" in text[text.index("## Not run") :]
 
 
+def test_a_stretched_run_that_did_not_converge_is_wanted_once_more(tmp_path):
+    spec = paper.run("resnet20", stretch=2)
+    store.write(tmp_path, spec, fake_results.result(spec) | {"agreement": 0.9})
+    results = groups.load(tmp_path)
+    assert f"1 of {CELLS + 1} cells have been run." in tables.results_text(results, tmp_path, "img", tmp_path)
+    assert page.page_data(results, tmp_path)["total"] == CELLS + 1
+
+
 def test_notes_and_tuning_are_taken_in(tmp_path):
     store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
     (tmp_path / "notes.md").write_text("Our batch norm differs.\n")
@@ -271,12 +279,12 @@ def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tm
     )
     text = files[0].read_text()
     assert ">not run<" in text
-    assert ">below: Li et al. 31.0<" in text
+    assert ">further below: Li et al. 31.0<" in text
     tuned = [spec for series in paper.variations("resnet20") for spec in series.specs if spec.method == "filter-l1"]
     longer = paper.after_dense("resnet20", "filter-l1", "filter", tune_epochs=10)
     found = some((far, 0.31), (longer, 0.4), *((spec, 0.84) for spec in tuned))
     text = figures.draw("6", found, tmp_path)[0].read_text()
-    assert ">below: Li et al. 31.0 and 40.0<" in text
+    assert ">further below: Li et al. 31.0 and 40.0<" in text
     for rate in ("0.0001", "0.001"):
         assert text.count(f">Li et al. (fine-tuned at {rate})<") == 1
     assert figures.draw("4", some((SQUARE[0], 0.9)), tmp_path)[1].stat().st_size > 5000

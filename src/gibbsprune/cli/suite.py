@@ -133,13 +133,19 @@ def _places(options: argparse.Namespace) -> tuple[Any, Any]:
     return place(options.results or f"results/{options.suite}"), place(options.work or f"runs/{options.suite}")
 
 
-def show_list(options: argparse.Namespace) -> int:
-    """One line per cell."""
+def _survey(options: argparse.Namespace) -> Any:
+    """Where the suite stands, and the cells to be shown: the chosen ones and what follows from their results."""
     from gibbsprune.experiments import drive
+    from gibbsprune.experiments.suite import with_follow_ups
 
     chosen, everything, orders = _cells(options)
-    state = drive.survey(chosen, everything, orders)
-    for cell in chosen:
+    return drive.survey(chosen, everything, orders), with_follow_ups(chosen, orders.results)
+
+
+def show_list(options: argparse.Namespace) -> int:
+    """One line per cell."""
+    state, shown = _survey(options)
+    for cell in shown:
         places = ", ".join(cell.places)
         print(f"{cell.step}  {state.state(cell):<8} {cell.name}{'  (' + places + ')' if places else ''}")
     return 0
@@ -147,18 +153,16 @@ def show_list(options: argparse.Namespace) -> int:
 
 def show_status(options: argparse.Namespace) -> int:
     """Counts by step."""
-    from gibbsprune.experiments import drive
     from gibbsprune.training.summary import table
 
-    chosen, everything, orders = _cells(options)
-    state = drive.survey(chosen, everything, orders)
+    state, shown = _survey(options)
     words = ("done", "begun", "ready", "waiting", "again")
     rows = []
-    for step in sorted({cell.step for cell in chosen}):
-        found = [state.state(cell) for cell in chosen if cell.step == step]
+    for step in sorted({cell.step for cell in shown}):
+        found = [state.state(cell) for cell in shown if cell.step == step]
         rows.append([f"step {step}", len(found), *(found.count(word) for word in words)])
     print(table(["", "cells", *words], rows))
-    if any(state.state(cell) != "done" for cell in chosen):
+    if any(state.state(cell) != "done" for cell in shown):
         print(f"gibbsprune suite run {options.suite} --dry-run shows the plan for the rest, with times")
     return 0
 

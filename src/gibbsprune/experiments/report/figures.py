@@ -160,20 +160,18 @@ def _legend(axes: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 
 def _cut(panel: Any, least: float) -> None:
-    """Leaves what is far below out of view, so that the rest can be told apart; names it at the lower edge."""
+    """Leaves what is far below out of view, so that the rest can be told apart; names it above the panel."""
     lines = [(str(line.get_label()), line) for line in panel.get_lines()]
     lines = [pair for pair in lines if not pair[0].startswith("_")]
     lines += [(container.get_label(), container[0]) for container in panel.containers]
+    values = [(label, float(value)) for label, line in lines for value in line.get_ydata()]
     below: dict[str, set[float]] = {}
-    for label, line in lines:
-        for value in line.get_ydata():
-            if value < least:
-                below.setdefault(label, set()).add(value)
+    for label, value in values:
+        if value < least:
+            below.setdefault(label, set()).add(value)
     if below:
-        panel.set_ylim(bottom=least)
-        each = {label: " and ".join(f"{value:.1f}" for value in sorted(values)) for label, values in below.items()}
-        text = textwrap.fill("below: " + ", ".join(f"{label} {values}" for label, values in each.items()), 60)
-        panel.text(
-            0.99, 0.015, text, transform=panel.transAxes, ha="right", va="bottom", fontsize=7, color=INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-        )  # fmt: skip
+        most = max(value for _, value in values)
+        panel.set_ylim(least, most + (most - least) / 12)
+        each = {label: " and ".join(f"{value:.1f}" for value in sorted(found)) for label, found in below.items()}
+        text = "further below: " + ", ".join(f"{label} {found}" for label, found in each.items())
+        panel.set_title(textwrap.fill(text, 60), loc="right", fontsize=7, color=INK)

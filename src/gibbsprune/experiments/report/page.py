@@ -17,7 +17,7 @@ from ...threshold import converged_mask
 from ...training.folder import plain
 from ...training.places import Place
 from ...training.spec import RunSpec
-from .. import paper, published, store
+from .. import paper, published, store, suite
 from .extras import plainly
 from .findings import NAMES, NETWORK, printed
 from .groups import Group, Results, family
@@ -51,7 +51,7 @@ def page_data(results: Results, folder: Place) -> dict[str, Any]:
         theirs[family(paper.run(model))] = published.HAMILTONIANS["weight"][model]["square"]
     shown = [group for group in results if not _part(group.spec)]
     cells = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(shown)]
-    wanted = [cell.spec for cell in paper.cells()]
+    wanted = [cell.spec for cell in suite.with_follow_ups(paper.cells(), folder)]
     labels = sorted({cell["label"] for cell in cells if cell["method"] != "dense"}, key=_order)
     cells.sort(key=lambda cell: (cell["model"], cell["recipe"] != "paper", _order(cell["label"]), cell["epochs"]))
     return {

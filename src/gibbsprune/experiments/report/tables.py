@@ -11,7 +11,7 @@ from ...models.describe import describe
 from ...training.places import Place
 from ...training.spec import RunSpec
 from ...training.summary import table
-from .. import paper, published, store
+from .. import paper, published, store, suite
 from . import extras
 from .findings import NAMES, NETWORK, NOTHING, findings, number
 from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results
@@ -29,7 +29,7 @@ MARK = "Written by `gibbsprune report`"
 
 def results_text(results: Results, folder: Place, images: str, page: Path) -> str:
     """The whole page, to be written into the folder ``page``; ``images`` is where the figures lie, seen from it."""
-    cells = paper.cells()
+    cells = suite.with_follow_ups(paper.cells(), folder)
     lacking = store.missing(folder, [cell.spec for cell in cells])
     parts = [
         "# Results",
