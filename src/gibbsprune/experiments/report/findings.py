@@ -156,7 +156,7 @@ def samplers(results: Results) -> Iterator[str]:
 
 def random_masks(results: Results) -> Iterator[str]:
     for model in paper.MODELS:
-        answers = []
+        answers, groups = [], []
         for p in paper.RATES:
             gibbs = results.of(paper.run(model, sparsity=p))
             others = {
@@ -169,13 +169,14 @@ def random_masks(results: Results) -> Iterator[str]:
                 else:
                     sure = "" if clearly(gibbs, other) else ", within chance"
                     answers.append(f"{name} at {100 * p:g} %: {gibbs.mean() - other.mean():+.2f}{sure}")
+                    groups += [gibbs, other]
         done = [answer for answer in answers if not answer.endswith(NOTHING)]
         if not done:
             yield f"{NETWORK[model]}: {NOTHING}."
             continue
         ahead = all("+" in answer and "within" not in answer for answer in done)
         verdict = "ahead at every rate that was run" if ahead else "not clearly ahead everywhere"
-        yield f"{NETWORK[model]}: {verdict}. Points by which Gibbs pruning is ahead: {'; '.join(answers)}."
+        yield f"{NETWORK[model]}: {verdict}{few(*groups)}. Points by which Gibbs pruning is ahead: {'; '.join(answers)}."
 
 
 def other_methods(results: Results) -> Iterator[str]:
@@ -196,13 +197,17 @@ def other_methods(results: Results) -> Iterator[str]:
             label, strongest = max(others, key=lambda pair: pair[1].mean())
             plain, top = gibbs[0], best(gibbs)
             relation = {1: "ahead of", 0: "about equal to", -1: "behind"}
+            exactly = " (exact sampler)" if structure == "filter" else ""
             text = (
-                f"{where}: Gibbs pruning in {plain.epochs} epochs ({plain.mean():.2f}) is "
+                f"{where}: Gibbs pruning{exactly} in {plain.epochs} epochs ({plain.mean():.2f}) is "
                 f"{relation[clearly(plain, strongest)]} the best other, {label} in {strongest.epochs} epochs "
                 f"({strongest.mean():.2f})"
             )
             if top is not plain:
                 text += f"; stretched to {top.epochs} epochs ({top.mean():.2f}) {relation[clearly(top, strongest)]} it"
+            chain = results.of(paper.as_printed(model, structure, "quadratic")) if structure == "filter" else None
+            if chain is not None:
+                text += f"; by the paper's chain ({chain.mean():.2f}) {relation[clearly(chain, strongest)]} it"
             lacking = sum(results.of(spec) is None for line in series[1:] for spec in line.specs)
             missing = f"; {lacking} of the other methods' points {NOTHING}" if lacking else ""
             yield f"{text}{missing}."
