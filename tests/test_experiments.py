@@ -155,7 +155,8 @@ def test_results_are_those_of_the_fleet(undisturbed):
         assert [layer["name"] for layer in record["layers"]] == ["second", "third", "skip.0", "depthwise"]
         assert record["curve"][0]["loss"] > record["curve"][-1]["loss"]
         assert 0.2 < record["accuracy"] < 1
-        assert set(record["environment"]) == {"versions", "hardware", "system"}
+        assert set(record["environment"]) == {"versions", "hardware", "system", "training"}
+        assert record["environment"]["training"] == {"precision": "float32", "compiled": False, "autotune": False}
 
 
 def test_a_run_cut_by_its_budget_and_continued_is_the_same(digits, tmp_path, monkeypatch, undisturbed):

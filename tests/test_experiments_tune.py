@@ -11,7 +11,7 @@ import torch
 from gibbsprune import data
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import paper, tune
+from gibbsprune.experiments import paper, planner, store, tune
 from gibbsprune.hamiltonians import Binary, Linear
 from gibbsprune.methods.gibbs import schedule
 
@@ -83,6 +83,23 @@ def test_tuning_writes_the_choice_and_its_evidence(tmp_path, monkeypatch, capsys
     for row in record["evidence"]:
         assert row["mean"] == row["accuracies"][0]
         assert row["mean"] * 200 == pytest.approx(round(row["mean"] * 200))
+
+
+def test_a_fleet_of_a_tuning_is_tested_on_held_out_images(tmp_path, monkeypatch, capsys):
+    """Also by the worker's command, which gets nothing but its folder; and no other suite works in that folder."""
+    monkeypatch.chdir(tmp_path)
+    trial = tune.Trial("digits", "resnet8", 1, (0,), 200, ("weight-abs",))
+    specs = [cell.spec for cell in trial.cells()][:1]
+    folder = Path("runs/tune") / planner.fleet_key(specs)
+    planner.begin(folder, specs)
+    assert main(["suite", "tune", "--holdout", "200", "--data", "digits", "--model", "resnet8", "--dry-run"]) == 2
+    assert capsys.readouterr().err == "gibbsprune: runs/tune holds the work of another suite; give another --work\n"
+    (folder.parent / tune.SPLIT).write_text('{"digits": 200}')
+    assert main(["suite", "fleet", str(folder), "--results", "results"]) == 0
+    accuracy = store.read(store.path(Path("results"), specs[0]))["accuracy"]
+    assert accuracy * 200 == pytest.approx(round(accuracy * 200))
+    assert main(["suite", "run", "rehearsal", "--work", "runs/tune"]) == 2
+    assert "runs/tune holds the work of gibbsprune suite tune; give another --work" in capsys.readouterr().err
 
 
 def test_the_variations_are_what_the_evidence_says():

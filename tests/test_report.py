@@ -48,6 +48,13 @@ def test_seeds_are_taken_together():
     assert found.of(paper.run("resnet56")) is None
 
 
+def test_a_higher_final_beta_takes_the_place_of_its_own_seed_only():
+    plain = [paper.run("resnet20", stretch=2, seed=seed) for seed in (0, 1, 2)]
+    group = some(*zip(plain, (0.901, 0.902, 0.8)), (paper.hotter(plain[2]), 0.89)).of(plain[0])
+    assert [record["accuracy"] for record in group.records] == [0.901, 0.902, 0.89]
+    assert some((paper.hotter(plain[2]), 0.89)).of(plain[0]).mean() == pytest.approx(89.0)
+
+
 def test_sources_do_not_tell_runs_apart():
     found = some(*((paper.reinit("resnet20", 0.9, seed), 0.8) for seed in (0, 1)))
     assert len(found.of(paper.reinit("resnet20", 0.9, 5)).records) == 2
@@ -148,8 +155,8 @@ def test_statements_follow_the_results():
     assert "Gibbs pruning in 200 epochs (88.80) is ahead of the best other, l1 in 200 epochs (86.00)" in others
     assert "stretched to 400 epochs (90.00) ahead of it" in others
     assert (
-        "filter-wise, ResNet-20: Gibbs pruning (exact sampler) in 200 epochs (85.20) is behind the best other, targeted "
-        "dropout in 200 epochs (87.00); by the paper's chain (85.10) behind it;" in others
+        "filter-wise, ResNet-20: Gibbs pruning (exact sampler) in 200 epochs (85.20) is behind the best other, "
+        "targeted dropout in 200 epochs (87.00); by the paper's chain (85.10) behind it;" in others
     )
     stand = said["Where do we stand against the paper's tables?"]
     assert "of the 22 accuracies that the paper prints we have 7;" in stand

@@ -170,10 +170,12 @@ def show_status(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run what is missing, or show how that would go."""
     from gibbsprune.errors import UserError
-    from gibbsprune.experiments import carry, drive
+    from gibbsprune.experiments import carry, drive, tune
     from gibbsprune.training.interrupt import terminable
 
     chosen, everything, orders = _cells(options)
+    if tune.held_out(orders.work):
+        raise UserError(f"{orders.work} holds the work of gibbsprune suite tune; give another --work")
     if options.dry_run:
         for line in drive.plan_lines(drive.survey(chosen, everything, orders), orders, options.on):
             print(line)
@@ -227,15 +229,16 @@ def run_tune(options: argparse.Namespace) -> int:
 def run_fleet(options: argparse.Namespace) -> int:
     """What a worker does."""
     from gibbsprune import data
-    from gibbsprune.experiments import planner, runner
+    from gibbsprune.experiments import planner, runner, tune
     from gibbsprune.training.environment import resolve_device
     from gibbsprune.training.places import place
 
     folder = place(options.folder)
     specs = planner.cells_of(folder)
+    arrays = tune.split_as(folder.parent, specs[0].data, data.load(specs[0].data))
     short = folder.name.removeprefix("fleet-")[:4]
     runner.run(
-        specs, data.load(specs[0].data), place(options.results), folder.parent, str(resolve_device(options.device)),
+        specs, arrays, place(options.results), folder.parent, str(resolve_device(options.device)),
         options.budget, evaluate_every=options.evaluate_every, checkpoint_seconds=options.checkpoint_every,
         revision=options.revision, autotune=options.autotune, sharing=options.sharing,
         say=lambda text: print(f"[{short}] {text}", flush=True),

@@ -64,7 +64,7 @@ def run(
         _keep(fleet, work / planner.FINISHED, keep)
         shared = {
             "fleet": len(specs), "seconds": training.spent + time.monotonic() - began,
-            "environment": describe_environment(torch.device(device)), "revision": revision,
+            "environment": {**describe_environment(torch.device(device)), "training": fleet.how}, "revision": revision,
         }  # fmt: skip
         for spec, final, curve in zip(specs, finals, training.curves):
             store.write(results, spec, {**final, "epochs": spec.total_epochs, "curve": curve, **shared})

@@ -97,15 +97,28 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
     return True
 
 
-def check_split(trial: Trial, work: Place, results: Place) -> dict[str, int]:
-    """Refuses a folder whose runs on the same data were compared on other images; images held out, by data."""
+def held_out(work: Place) -> dict[str, int]:
+    """How many images the runs of a work folder leave for their comparison, by data; empty if it is no tuning's."""
     file = work / SPLIT
     try:
-        known = dict(json.loads(file.read_text()))
-    except FileNotFoundError:
-        known = {}
-    except (OSError, ValueError, TypeError) as error:
+        return {str(name): int(count) for name, count in json.loads(file.read_text()).items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
+
+
+def split_as(work: Place, name: str, arrays: Arrays) -> Arrays:
+    """The data as the runs of a work folder have them: of a tuning training images only."""
+    count = held_out(work).get(name)
+    return arrays if count is None else arrays.holdout(count, SPLIT_SEED)
+
+
+def check_split(trial: Trial, work: Place, results: Place) -> dict[str, int]:
+    """Refuses a folder whose runs on the same data were compared on other images; images held out, by data."""
+    known = held_out(work)
+    if not known and (planner.begun(work) or (work / planner.FINISHED).exists()):
+        raise UserError(f"{work} holds the work of another suite; give another --work")
     if not planner.begun(work) and not store.names(results):
         known = {}  # nothing has been compared yet
     if known.setdefault(trial.data, trial.holdout) != trial.holdout:

@@ -97,7 +97,9 @@ class Engine:
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
         self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
-        if device.type == "cuda" and specs[0].own_epochs * self.batches.steps * self.runs >= WORTH_COMPILING:
+        steps = specs[0].own_epochs * self.batches.steps * self.runs
+        self.compiled = device.type == "cuda" and steps >= WORTH_COMPILING
+        if self.compiled:
             self.losses = compiled(self._losses)
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.

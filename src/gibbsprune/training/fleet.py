@@ -58,6 +58,7 @@ class Fleet:
         if not specs:
             raise UserError("a fleet needs at least one run")
         self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
+        self.autotune = autotune
         _check_shared(self.specs)
         if ":" in specs[0].model:
             check_network(specs[0], arrays)
@@ -205,6 +206,16 @@ class Fleet:
             for name, mask in before.items():
                 engine.masks[name].copy_(mask)
         return seconds
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What of the way of computing may change the last digits: precision, compilation, chosen kernels."""
+        first = self.engines[0]
+        return {
+            "precision": str(first.dtype).removeprefix("torch."),
+            "compiled": first.compiled,
+            "autotune": self.autotune,
+        }
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":

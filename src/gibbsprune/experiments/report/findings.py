@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ...training.spec import RunSpec
 from .. import paper, published
-from .groups import Group, Results, best, beyond_chance, clearly, family
+from .groups import Group, Results, beyond_chance, clearly, family
 
 NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
 NAMES = {
@@ -175,8 +175,8 @@ def random_masks(results: Results) -> Iterator[str]:
             yield f"{NETWORK[model]}: {NOTHING}."
             continue
         ahead = all("+" in answer and "within" not in answer for answer in done)
-        verdict = "ahead at every rate that was run" if ahead else "not clearly ahead everywhere"
-        yield f"{NETWORK[model]}: {verdict}{few(*groups)}. Points by which Gibbs pruning is ahead: {'; '.join(answers)}."
+        verdict = ("ahead at every rate that was run" if ahead else "not clearly ahead everywhere") + few(*groups)
+        yield f"{NETWORK[model]}: {verdict}. Points by which Gibbs pruning is ahead: {'; '.join(answers)}."
 
 
 def other_methods(results: Results) -> Iterator[str]:
@@ -195,7 +195,7 @@ def other_methods(results: Results) -> Iterator[str]:
                 yield f"{where}: {'the other methods' if gibbs else 'Gibbs pruning'} {NOTHING}."
                 continue
             label, strongest = max(others, key=lambda pair: pair[1].mean())
-            plain, top = gibbs[0], best(gibbs)
+            plain, top = gibbs[0], max(gibbs, key=lambda group: group.epochs)
             relation = {1: "ahead of", 0: "about equal to", -1: "behind"}
             exactly = " (exact sampler)" if structure == "filter" else ""
             text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,13 @@ class Results:
             self.groups[key] = Group(RunSpec.from_dict(members[0]["spec"]), tuple(members))
 
     def of(self, spec: RunSpec) -> Group | None:
-        """The results of runs like this one; of a stretched run that did not converge those with a higher final β."""
-        hot = paper.follow_up(spec) or spec
-        return self.groups.get(family(hot)) or self.groups.get(family(spec))
+        """The results of runs like this one; of each stretched run that did not converge that with a higher final β."""
+        plain, hot = self.groups.get(family(spec)), self.groups.get(family(paper.follow_up(spec) or spec))
+        if plain is None or hot is None or plain is hot:
+            return hot or plain
+        again = {record["spec"]["seed"] for record in hot.records}
+        members = [*hot.records, *(record for record in plain.records if record["spec"]["seed"] not in again)]
+        return Group(plain.spec, tuple(sorted(members, key=lambda record: record["spec"]["seed"])))
 
     @property
     def tasks(self) -> list[str]:
@@ -100,7 +104,3 @@ def clearly(one: Group, other: Group) -> int:
 def beyond_chance(difference: float, *errors: float) -> int:
     """The sign of a difference beyond two standard errors, else 0."""
     return 0 if abs(difference) <= 2 * math.hypot(*errors) else (1 if difference > 0 else -1)
-
-
-def best(groups: Sequence[Group]) -> Group:
-    return max(groups, key=lambda group: group.mean())
