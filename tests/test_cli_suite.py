@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import torch
 
 import fake_results
 from gibbsprune.cli import main
-from gibbsprune.experiments import drive, paper, planner, store, suite
+from gibbsprune.experiments import drive, paper, planner, runner, store, suite
+from gibbsprune.experiments.engines.processes import worker_command
+from gibbsprune.experiments.orders import Orders
 from gibbsprune.experiments.paper import Cell
 from gibbsprune.training.folder import RunFolder
 from gibbsprune.training.recipes import RECIPES
@@ -134,8 +137,12 @@ def test_a_plan_does_not_promise_what_the_run_would_not_do(capsys):
 
 def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
     assert said(capsys, "run tiny --budget 1s")[-1].startswith("3 cells do not fit into the 0:0")
-    lines = said(capsys, "run tiny --budget 5s --leave-unfinished --export-state out --export-limit 2")
-    assert re.fullmatch(r"stopped after epoch 0 of 2: no more fits into the 0:0[45] it had", lines[-1])
+    assert said(capsys, "run tiny --budget 7s")[-1].startswith("3 cells do not fit"), "nothing is begun in vain"
+    assert not (tmp_path / "runs" / "tiny").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "MARGIN", 100.0)
+        lines = said(capsys, "run tiny --budget 20s --leave-unfinished --export-state out --export-limit 2")
+    assert re.fullmatch(r"stopped after epoch 0 of 2: no more fits into the 0:(20|19) it had", lines[-1])
     assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  begun", "2  begun"]
     assert re.fullmatch(
         r"2 files of together 0\.\d MiB in again", said(capsys, "export tiny again --export-limit 2")[-1]
@@ -150,6 +157,50 @@ def test_a_budget_cuts_and_the_rest_follows(capsys, tmp_path, monkeypatch):
         "0 results into r, 2 files of unfinished work into w"
     ]
     assert said(capsys, "run tiny --results r --work w")[-1] == "nothing is missing"
+
+
+def test_what_another_process_trains_is_left_to_it(capsys, tmp_path):
+    """The rest is trained."""
+    gibbs = tiny()[2].spec
+    folder = tmp_path / "runs" / "tiny" / planner.fleet_key([gibbs])
+    planner.begin(folder, [gibbs])
+    held = RunFolder(folder)
+    held.lock()
+    lines = said(capsys, "run tiny")
+    held.unlock()
+    assert f"{folder.name} is being trained by another process: it is left to that one" in lines
+    assert [line[:8] for line in said(capsys, "list tiny")] == ["1  waiti", "2  done ", "2  begun"]
+
+
+def test_a_result_is_written_once(capsys, tmp_path):
+    """A run whose weights are gone is trained again for them; what was published stays."""
+    said(capsys, "run tiny")
+    gibbs, reinit = tiny()[2].spec, tiny()[0].spec
+    file = store.path(tmp_path / "results" / "tiny", gibbs)
+    before = file.read_bytes()
+    (tmp_path / "runs" / "tiny" / planner.FINISHED / f"{gibbs.name()}.safetensors").unlink()
+    store.path(tmp_path / "results" / "tiny", reinit).unlink()
+    lines = said(capsys, "run tiny --revision another")
+    assert f"{gibbs.name()} was trained once more; its result, which was there, stays" in lines
+    assert file.read_bytes() == before
+    assert store.read(store.path(tmp_path / "results" / "tiny", reinit))["revision"] == "another"
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "[1]", "[{}]", '[{"device": "cpu", "model": "m", "seconds": 1, "expected": 0}]']
+)
+def test_times_that_are_none_are_refused(capsys, tmp_path, content):
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "pace.json").write_text(content)
+    assert main(["suite", "run", "tiny", "--dry-run"]) == 2
+    assert capsys.readouterr().err.endswith("pace.json does not hold the times of fleets; remove it\n")
+
+
+def test_workers_end_when_the_command_does(tmp_path):
+    """The time that a worker needs to start is the budget's, too."""
+    orders = Orders(tmp_path, tmp_path, budget=100.0)
+    command = worker_command(tmp_path / "fleet-x", orders, "cpu", 50.0, 1)
+    assert 40 < float(command[command.index("--until") + 1]) - time.time() < 51
 
 
 def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):

@@ -66,7 +66,7 @@ def test_cells_are_chosen_by_what_they_are():
         ({"recipe": "x"}, "unknown recipe 'x'; it must be one of paper, modern, digits"),
         ({"max_stretch": 0}, "max-stretch is 0; it must be a whole number from 1"),
         ({"arch": "vgg"}, "unknown arch 'vgg'; it must be one of resnet20, resnet56"),
-        ({"seed": [77]}, "no cell of the suite is like that"),
+        ({"seed": [77], "step": [1, 2]}, "no cell of the suite has --seed 77, --step 1,2; gibbsprune suite list"),
     ],
 )
 def test_choices_that_do_not_exist_are_refused(choice, sentence):
@@ -88,6 +88,22 @@ def test_stretched_runs_that_did_not_converge_are_run_hotter(places):
     store.write(places[0], plain, plain_result(agreement=0.9))
     more = suite.with_follow_ups(cells, places[0])
     assert [cell.spec for cell in more if cell not in cells] == [paper.hotter(loose)]
+
+
+def test_a_half_done_fleet_whose_source_is_gone_waits_for_it(places):
+    """It was begun when its source was at hand; without the weights it cannot be continued."""
+    tuned = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10)
+    finish(places, paper.dense("resnet20"))
+    folder = places[1] / planner.fleet_key([tuned])
+    planner.begin(folder, [tuned])
+    state = look(places, method=["magnitude"], arch="resnet20", step=[1])
+    assert (state.blocked, [cell.name for cell in state.again]) == ({}, [])
+    (places[1] / planner.FINISHED / f"{paper.dense('resnet20').name()}.safetensors").unlink()
+    state = look(places, method=["magnitude"], arch="resnet20", step=[1])
+    assert list(state.blocked) == [folder]
+    assert [cell.spec for cell in state.again] == [paper.dense("resnet20")]
+    order = [spec for fleet in planner.plan(state, places[1], H200) for spec in fleet.specs]
+    assert order.index(paper.dense("resnet20")) < order.index(tuned)
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -416,6 +432,34 @@ def test_a_state_is_carried_in_parts(places, tmp_path):
     assert sorted(f.name for f in (there / "results").iterdir()) == sorted(f.name for f in results.iterdir())
 
 
+def test_damaged_results_are_not_carried_and_good_ones_not_replaced(places, tmp_path):
+    out, dense = tmp_path / "out", paper.dense("resnet20")
+    finish(places, dense)
+    carry.pack(CELLS, *places, out)
+    file = store.write(tmp_path / "there", dense, plain_result(accuracy=0.5))
+    assert not any(name.startswith("results/") for name in carry.unpack(CELLS, out, tmp_path / "there", tmp_path / "w"))
+    assert store.read(file)["accuracy"] == 0.5, "written once"
+    store.path(places[0], dense).write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        carry.pack(CELLS, *places, tmp_path / "other")
+    hot = paper.hotter(paper.run("resnet20", stretch=2))
+    store.path(places[0], dense).unlink()
+    store.path(places[0], hot).write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        suite.check_results(CELLS, places[0])
+
+
+@pytest.mark.parametrize("parts", [[], [b"no archive"]])
+def test_what_is_no_archive_is_refused(places, tmp_path, parts):
+    listed = []
+    for i, part in enumerate(parts):
+        (tmp_path / f"suite-state.x.{i:03d}").write_bytes(part)
+        listed.append({"name": f"suite-state.x.{i:03d}", "sha256": hashlib.sha256(part).hexdigest()})
+    (tmp_path / carry.LIST).write_text(json.dumps({"suite": "paper", "parts": listed}))
+    with pytest.raises(UserError, match="holds no whole state of a suite"):
+        carry.unpack(CELLS, tmp_path, *places, of="paper")
+
+
 def test_an_export_that_is_cut_leaves_the_one_before(places, tmp_path, monkeypatch):
     out = tmp_path / "out"
     finish(places, paper.dense("resnet20"))
@@ -425,7 +469,8 @@ def test_an_export_that_is_cut_leaves_the_one_before(places, tmp_path, monkeypat
         patch.setattr(carry, "write_atomic", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
             carry.pack(CELLS, *places, out)
-    assert len([name for name in carry.unpack(CELLS, out, *places) if name.startswith("results/")]) == 1
+    there = carry.unpack(CELLS, out, tmp_path / "there", tmp_path / "work there")
+    assert len([name for name in there if name.startswith("results/")]) == 1
     after = carry.pack(CELLS, *places, out)
     assert sorted(after) == sorted(out.iterdir())
     assert set(before) & set(after) == {out / "suite-state.json"}

@@ -102,6 +102,23 @@ def test_a_fleet_of_a_tuning_is_tested_on_held_out_images(tmp_path, monkeypatch,
     assert "runs/tune holds the work of gibbsprune suite tune; give another --work" in capsys.readouterr().err
 
 
+def test_evidence_of_other_pairs_is_kept_and_of_other_runs_refused(tmp_path):
+    out, trial = tmp_path / "choice.json", tune.Trial(seeds=(0,), only=("weight-abs",))
+    kept = {"structure": "weight", "hamiltonian": "sign", "change": {}, "accuracies": [0.8], "mean": 0.8}
+    record = {"data": trial.data, "model": trial.model, "epochs": trial.epochs, "seeds": [0],
+              "held_out_training_images": trial.holdout,
+              "evidence": [kept, {**kept, "hamiltonian": "abs"}]}  # fmt: skip
+    assert tune.earlier(trial, out) == []
+    out.write_text(json.dumps(record))
+    assert tune.earlier(trial, out) == [kept]
+    out.write_text(json.dumps({**record, "epochs": 77}))
+    with pytest.raises(UserError, match=rf"was tuned with epochs 77, not {trial.epochs}; give another --out"):
+        tune.earlier(trial, out)
+    out.write_text("[1]")
+    with pytest.raises(UserError, match="holds no choice of a tuning"):
+        tune.earlier(trial, out)
+
+
 def test_the_variations_are_what_the_evidence_says():
     file = Path(__file__).parents[1] / "results" / "tune" / "cifar10-resnet20.json"
     record = json.loads(file.read_text())

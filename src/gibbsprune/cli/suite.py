@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,7 @@ def _add_fleet(actions: Any) -> None:
     fleet.add_argument("--results", required=True, metavar="PLACE")
     fleet.add_argument("--device", default="auto", metavar="NAME")
     fleet.add_argument("--budget", type=duration, default=math.inf, metavar="TIME")
+    fleet.add_argument("--until", type=float, default=math.inf, metavar="TIME")  # as a budget, seconds since 1970
     fleet.add_argument("--revision", default="unknown", metavar="TEXT")
     fleet.add_argument("--evaluate-every", type=whole, default=10, metavar="N")
     fleet.add_argument("--autotune", action="store_true")
@@ -95,20 +98,20 @@ def _add_carry(actions: Any) -> None:
 
 def _cells(options: argparse.Namespace) -> tuple[list[Any], list[Any], Any]:
     """The chosen cells, all cells, and the orders."""
-    from gibbsprune.experiments import store
-    from gibbsprune.experiments.suite import Choice, suite
+    from gibbsprune.experiments.suite import Choice, check_results, suite
 
     everything = suite(options.suite)
     names = ("table", "figure", "arch", "seed", "recipe", "method", "max_stretch", "step")
     chosen = Choice(**{name: getattr(options, name) for name in names}).of(everything)
     results, work = _places(options)
-    store.check_own(results, [cell.spec for cell in everything])
+    check_results(everything, results)
     return chosen, everything, _orders(options, results, work)
 
 
 def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     """The orders, as far as the command has options for them."""
     from gibbsprune.errors import UserError
+    from gibbsprune.experiments.engines import ENGINES
     from gibbsprune.experiments.orders import Orders
 
     check_counts(options, *COUNTS)
@@ -116,6 +119,8 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
         given = getattr(options, name, None)
         if given is not None and (given < 0 or (given == 0 and name == "cpus")):
             raise UserError(f"--{name} must be {least}, but {given:g} was given")
+    if (engine := getattr(options, "engine", None)) not in (None, *ENGINES):
+        raise UserError(f"unknown engine {engine!r}; it must be one of {', '.join(ENGINES)}")
     names = ("device", "budget", "workers", "at_most", "leave_unfinished", "evaluate_every", "autotune", "engine",
              "address", "cpus", "gpus")  # fmt: skip
     values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
@@ -128,9 +133,14 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
 
 
 def _places(options: argparse.Namespace) -> tuple[Any, Any]:
+    from gibbsprune.errors import UserError
     from gibbsprune.training.places import place
 
-    return place(options.results or f"results/{options.suite}"), place(options.work or f"runs/{options.suite}")
+    found = place(options.results or f"results/{options.suite}"), place(options.work or f"runs/{options.suite}")
+    for name, where in zip(("--results", "--work"), found):
+        if isinstance(where, Path) and where.exists() and not (where.is_dir() and os.access(where, os.R_OK | os.X_OK)):
+            raise UserError(f"{name} is {where}, which is not a folder that can be read")
+    return found
 
 
 def _survey(options: argparse.Namespace) -> Any:
@@ -171,6 +181,7 @@ def run(options: argparse.Namespace) -> int:
     """Run what is missing, or show how that would go."""
     from gibbsprune.errors import UserError
     from gibbsprune.experiments import carry, drive, tune
+    from gibbsprune.training.checkpoint import make_folder
     from gibbsprune.training.interrupt import terminable
 
     chosen, everything, orders = _cells(options)
@@ -182,6 +193,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.on is not None:
         raise UserError(f"--on {options.on} is for --dry-run; training runs on --device")
+    for folder in filter(None, (orders.results, options.export_state)):  # what cannot be written to is told now
+        make_folder(folder)
+        if isinstance(folder, Path) and not os.access(folder, os.W_OK):
+            raise UserError(f"{folder} cannot be written to; choose another folder")
 
     def leave() -> None:
         if options.export_state is not None:
@@ -212,13 +227,14 @@ def run_tune(options: argparse.Namespace) -> int:
     trial = tune.Trial(options.data, options.model, options.epochs, seeds, options.holdout, only)
     work = place(options.work)
     orders = _orders(options, work / "results", work)
+    out = options.out or Path("results") / "tune" / f"{options.data}-{options.model}.json"
     if options.dry_run:
         tune.check_split(trial, work, orders.results)
+        tune.earlier(trial, out)
         cells = trial.cells()
         for line in drive.plan_lines(drive.survey(cells, cells, orders), orders):
             print(line)
         return 0
-    out = options.out or Path("results") / "tune" / f"{options.data}-{options.model}.json"
     with terminable():
         chosen = tune.tune(trial, orders, out, say=lambda text: print(text, flush=True))
     if chosen:
@@ -239,9 +255,9 @@ def run_fleet(options: argparse.Namespace) -> int:
     short = folder.name.removeprefix("fleet-")[:4]
     runner.run(
         specs, arrays, place(options.results), folder.parent, str(resolve_device(options.device)),
-        options.budget, evaluate_every=options.evaluate_every, checkpoint_seconds=options.checkpoint_every,
-        revision=options.revision, autotune=options.autotune, sharing=options.sharing,
-        say=lambda text: print(f"[{short}] {text}", flush=True),
+        min(options.budget, options.until - time.time()), evaluate_every=options.evaluate_every,
+        checkpoint_seconds=options.checkpoint_every, revision=options.revision, autotune=options.autotune,
+        sharing=options.sharing, say=lambda text: print(f"[{short}] {text}", flush=True),
     )  # fmt: skip
     return 0
 

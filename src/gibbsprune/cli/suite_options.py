@@ -20,7 +20,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--recipe", metavar="NAME", help="paper or modern")
     which.add_argument("--method", type=words, metavar="A,B", help="gibbs, dense, lottery …; or several: dense,l1")
     which.add_argument("--max-stretch", type=whole, metavar="S", help="no longer schedules than that")
-    which.add_argument("--step", type=seed_list, metavar="A-B", help="steps of the plan: 1, 1-2 …; 1 is due first")
+    which.add_argument("--step", type=steps, metavar="A-B", help="steps of the plan: 1, 1-2 …; 1 is due first")
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +77,14 @@ def add_export_limit(parser: argparse.ArgumentParser) -> None:
 def words(text: str) -> list[str]:
     """Names between commas."""
     return [word.strip() for word in text.split(",")]
+
+
+def steps(text: str) -> list[int]:
+    """Steps of a plan, such as ``1`` or ``1-3``."""
+    try:
+        return seed_list(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be steps such as 1, 1-3 or 1,4, but {text!r} was given") from None
 
 
 def duration(text: str) -> float:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -40,6 +41,7 @@ def pack(
 
     ``of`` is the suite's name.
     """
+    suite.check_results(everything, results)
     make_folder(out)
     buffer = io.BytesIO()
     with (
@@ -91,7 +93,10 @@ def _groups(everything: Sequence[Cell], results: Place, work: Place) -> Iterable
 
 
 def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place, of: str = "") -> list[str]:
-    """Takes a packed state apart into the two folders; returns what was written. Another suite's is refused."""
+    """Takes a packed state apart into the two folders; returns what was written. Another suite's is refused.
+
+    Results that are there already stay as they are.
+    """
     try:
         found = json.loads((source / LIST).read_text())
         theirs, listed = ("", found) if isinstance(found, list) else (found["suite"], found["parts"])
@@ -103,17 +108,27 @@ def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place
     for entry, piece in zip(listed, pieces):
         if hashlib.sha256(piece).hexdigest() != entry["sha256"]:
             raise UserError(f"{source / entry['name']} is damaged (its checksum does not match)")
-    written = []
-    with tarfile.open(fileobj=io.BytesIO(b"".join(pieces)), mode="r:gz") as archive:
-        for member in archive:
-            target = _target(member, results, work)
-            make_folder(target.parent)
-            file = archive.extractfile(member)
-            assert file is not None
-            write_atomic(target, file.read())
-            written.append(member.name)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(pieces)), mode="r:gz") as archive:
+            found = [(member.name, *_content(archive, member, results, work)) for member in archive]
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{source} holds no whole state of a suite: {error}") from None
+    known = store.names(results)
+    found = [entry for entry in found if not (entry[0].startswith("results/") and entry[1].stem in known)]
+    for _, target, content in found:
+        make_folder(target.parent)
+        write_atomic(target, content)
     _drop_finished(everything, results, work)
-    return written
+    return [name for name, _, _ in found]
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, results: Place, work: Place) -> tuple[Place, bytes]:
+    """Where a member belongs, and its bytes; a result is checked."""
+    target, file = _target(member, results, work), archive.extractfile(member)
+    content = file.read() if file is not None else b""
+    if member.name.startswith("results/"):
+        store.parse(target.name, content)
+    return target, content
 
 
 def _target(member: tarfile.TarInfo, results: Place, work: Place) -> Place:

@@ -10,6 +10,8 @@ from ..data.arrays import Arrays
 from ..errors import UserError
 from ..training.checkpoint import make_folder
 from ..training.environment import resolve_device
+from ..training.folder import Busy
+from ..training.places import Place
 from ..training.progress import clock
 from ..training.spec import RunSpec
 from . import pace, planner, suite
@@ -17,6 +19,7 @@ from .engines import Engine, engine_of
 from .orders import Orders
 from .paper import Cell
 from .planner import Planned
+from .runner import MARGIN
 
 POLL = 0.2  # seconds between two looks at what runs
 
@@ -69,15 +72,21 @@ def _drive(
 ) -> planner.Survey:
     """Gives the engine a fleet whenever it has room for one, until one fails or the budget ends."""
     stopped, failed = False, ""
+    elsewhere: set[Place] = set()  # what other commands train
     while True:
         state, left = survey(chosen, everything, orders), ends - time.monotonic()
         fleets = planner.plan(
-            state, orders.work, engine.pace(), left, orders.at_most, orders.leave_unfinished, busy=engine.running
-        )
+            state, orders.work, engine.pace(), left - MARGIN, orders.at_most, orders.leave_unfinished,
+            busy={*engine.running, *elsewhere},
+        )  # fmt: skip
         more = bool(fleets) and not (stopped or failed)
         if more and engine.room():
-            say(describe(fleets[0], state) + engine.remark(left))
-            engine.submit(fleets[0], left)
+            try:
+                say(describe(fleets[0], state) + engine.remark(left))
+                engine.submit(fleets[0], left)
+            except Busy:
+                say(f"{fleets[0].folder.name} is being trained by another process: it is left to that one")
+                elsewhere.add(fleets[0].folder)
             continue
         if not engine.running:
             break
@@ -89,7 +98,7 @@ def _drive(
             after()
     if failed:
         raise UserError(f"the fleet {failed}")
-    if not stopped:
+    if not (stopped or elsewhere):
         _say_rest(state, left, say)
     return state
 
@@ -133,7 +142,7 @@ def plan_lines(state: planner.Survey, orders: Orders, on: str | None = None) -> 
     if not specs:
         return [f"{len(state.done)} cells are done, nothing is missing"]
     known = _pace_on(on, specs, orders)
-    fleets = planner.plan(state, orders.work, known, orders.budget, orders.at_most, orders.leave_unfinished)
+    fleets = planner.plan(state, orders.work, known, orders.budget - MARGIN, orders.at_most, orders.leave_unfinished)
     lines = []
     for fleet in fleets:
         lines.append(describe(fleet, state))

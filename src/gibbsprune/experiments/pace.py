@@ -143,11 +143,21 @@ def records(work: Place) -> list[dict[str, Any]]:
     """What fleets took: device, model, runs, epochs, seconds, and the seconds expected without correction."""
     file = work / RECORD
     try:
-        return list(json.loads(file.read_text()))
+        rows = json.loads(file.read_text())
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
+        raise UserError(f"{file} cannot be read: {error}; it only holds times, and can be removed") from None
+    if not isinstance(rows, list) or not all(map(_is_record, rows)):
+        raise UserError(f"{file} does not hold the times of fleets; remove it")
+    return rows
+
+
+def _is_record(row: Any) -> bool:
+    try:
+        return isinstance(row["device"], str) and isinstance(row["model"], str) and row["seconds"] / row["expected"] > 0
+    except (TypeError, KeyError, ZeroDivisionError):
+        return False
 
 
 def record(work: Place, device: str, specs: Sequence[RunSpec], epochs: int, seconds: float, expected: float) -> None:

@@ -44,6 +44,7 @@ class Survey:
     waiting: list[Cell] = field(default_factory=list)  # their source is not there yet
     again: list[Cell] = field(default_factory=list)
     queue: list[Cell] = field(default_factory=list)  # ready and waiting ones, in order
+    blocked: dict[Place, set[str]] = field(default_factory=dict)  # half-done fleets that lack the named sources
 
     def state(self, cell: Cell) -> str:
         """One word for a cell."""
@@ -88,10 +89,17 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
         found.ready.append(cell)
         found.queue.append(cell)
 
+    wished = {cell.name for cell in chosen}
+    for folder, specs in found.begun.items():
+        lacking = {name for spec in specs if (name := source(spec)) is not None and name not in kept}
+        if lacking and any(spec.name() in wished for spec in specs):
+            found.blocked[folder] = lacking
+            for name in sorted(lacking & by_name.keys()):
+                sort(by_name[name], True)
     for cell in chosen:
         sort(cell, False)
     found.done = [cell for cell in found.done if cell.name not in seen]
-    names = {cell.name for cell in chosen} | seen
+    names = wished | seen
     found.begun = {
         folder: specs for folder, specs in found.begun.items() if any(spec.name() in names for spec in specs)
     }
@@ -151,12 +159,18 @@ def plan(
     """
     fleets: list[Planned] = []
     trained: set[str] = set()
-    for folder, specs in state.begun.items():
-        if folder not in busy and budget > USEFUL * pace.start(specs):
-            done = epochs_done(folder)
-            fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
-            budget -= fleets[-1].seconds
-            trained |= {spec.name() for spec in specs}
+
+    def continue_(folders: Collection[Place]) -> None:
+        nonlocal budget, trained
+        for folder in folders:
+            specs = state.begun[folder]
+            if folder not in busy and budget > USEFUL * pace.start(specs):
+                done = epochs_done(folder)
+                fleets.append(Planned(tuple(specs), folder, done, pace.seconds(specs, done)))
+                budget -= fleets[-1].seconds
+                trained |= {spec.name() for spec in specs}
+
+    continue_([folder for folder in state.begun if folder not in state.blocked])
     waiting = {cell.name for cell in state.waiting}
     left, urgency = [cell.spec for cell in state.queue], _urgency(state.queue)
     while budget > 0:
@@ -178,6 +192,7 @@ def plan(
         taken = {spec.name() for spec in specs}
         trained |= taken
         left = [spec for spec in left if spec.name() not in taken]
+    continue_([folder for folder, lacking in state.blocked.items() if lacking <= trained])
     return fleets
 
 
@@ -234,7 +249,9 @@ def cells_of(folder: Place) -> list[RunSpec]:
     try:
         return [RunSpec.from_dict(values) for values in json.loads((folder / CELLS).read_text())]
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / CELLS} cannot be read: {error}") from None
+        raise UserError(
+            f"{folder / CELLS} cannot be read: {error}; without the folder {folder.name} its runs begin anew"
+        ) from None
 
 
 def begun(work: Place) -> dict[Place, list[RunSpec]]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..data.arrays import Arrays
+from ..errors import UserError
 from ..training import checkpoint
 from ..training.environment import describe_environment
 from ..training.finished import save_finished
@@ -67,6 +68,9 @@ def run(
             "environment": {**describe_environment(torch.device(device)), "training": fleet.how}, "revision": revision,
         }  # fmt: skip
         for spec, final, curve in zip(specs, finals, training.curves):
+            if store.path(results, spec).exists():
+                say(f"{spec.name()} was trained once more; its result, which was there, stays")
+                continue
             store.write(results, spec, {**final, "epochs": spec.total_epochs, "curve": curve, **shared})
             say(f"{spec.name()}: {100 * final['accuracy']:.2f} % (recal. {100 * final['accuracy_recalibrated']:.2f}), "
                 f"sparsity {final['sparsity']:.4f}, agreement {final['agreement']:.6f}")  # fmt: skip
@@ -96,6 +100,8 @@ class _Training:
     def resume(self) -> None:
         found = checkpoint.load_latest(self.folder, warn=self.say)
         if found is not None:
+            if not {"fleet", "curves", "spent"} <= found[1].keys():
+                raise UserError(f"{self.folder} holds checkpoints of something else; without it its runs begin anew")
             self.fleet.load_state_dict(found[1]["fleet"])
             self.curves, self.spent = found[1]["curves"], found[1]["spent"]
             self.say(f"continuing {len(self.curves)} runs from epoch {self.fleet.epoch}")

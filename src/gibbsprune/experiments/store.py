@@ -42,16 +42,26 @@ def write(folder: Place, spec: RunSpec, result: dict[str, Any]) -> Place:
 def read(file: Place) -> dict[str, Any]:
     """One result, checked against the schema and against its own name."""
     try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file.name} cannot be read: {error}; {AGAIN}") from None
+        return parse(file.name, file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def parse(name: str, content: bytes) -> dict[str, Any]:
+    """The result in the bytes of the file ``name``."""
+    try:
+        record = json.loads(content)
+    except ValueError as error:
+        raise UserError(f"{name} cannot be read: {error}; {AGAIN}") from None
+    if isinstance(record, dict) and not {"spec", "name", "accuracy"} & record.keys():
+        raise UserError(f"{name} is no result of a suite; move it to another folder, or {AGAIN}")
     try:
         check(record)
         cell = RunSpec.from_dict(record["spec"]).name()
-    except UserError as error:
-        raise UserError(f"{file.name}: {error}; {AGAIN}") from None
-    if cell != record["name"] or file.stem != record["name"]:
-        raise UserError(f"{file.name} does not hold the cell that its name says; {AGAIN}")
+    except (UserError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{name}: {error}; {AGAIN}") from None
+    if cell != record["name"] or name != f"{cell}.json":
+        raise UserError(f"{name} does not hold the cell that its name says; {AGAIN}")
     return record
 
 
@@ -86,7 +96,7 @@ def read_all(folder: Place) -> list[dict[str, Any]]:
     """Every result of a folder, by name."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of results")
-    return [read(file) for file in files(folder, "*.json")]
+    return [read(file) for file in files(folder, "*.json") if not file.name.startswith(".")]
 
 
 def check_own(folder: Place, cells: Iterable[RunSpec]) -> None:

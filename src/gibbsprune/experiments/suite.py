@@ -79,7 +79,12 @@ class Choice:
         _one_of("arch", self.arch, dict.fromkeys(cell.spec.model for cell in cells))
         found = [cell for cell in cells if self.takes(cell)]
         if not found:
-            raise UserError("no cell of the suite is like that; see gibbsprune suite list")
+            asked = {name: value for name, value in vars(self).items() if value is not None}
+            text = ", ".join(
+                f"--{name.replace('_', '-')} {value if isinstance(value, str | int) else ','.join(map(str, value))}"
+                for name, value in asked.items()
+            )
+            raise UserError(f"no cell of the suite has {text}; gibbsprune suite list shows all")
         return found
 
 
@@ -106,6 +111,12 @@ def with_follow_ups(cells: Sequence[Cell], results: Place) -> list[Cell]:
         if store.read(store.path(results, cell.spec))["agreement"] < paper.CONVERGED:
             found.append(Cell(hot, cell.step, cell.places))
     return found
+
+
+def check_results(cells: Sequence[Cell], results: Place) -> None:
+    """Refuses a folder in which the result of one of these cells, or of what follows from one, is damaged."""
+    follow = [hot for cell in cells if (hot := paper.follow_up(cell.spec)) is not None]
+    store.check_own(results, [cell.spec for cell in cells] + follow)
 
 
 def _one_of(what: str, value: str | None, allowed: Iterable[str]) -> None:

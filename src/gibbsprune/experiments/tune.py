@@ -81,6 +81,7 @@ def tune(trial: Trial, orders: drive.Orders, out: Path, say: Callable[[str], Non
     """Runs what is missing within the budget and writes choice and evidence; False if runs are missing still."""
     cells = trial.cells()
     known = check_split(trial, orders.work, orders.results)
+    earlier(trial, out)  # a file of other runs is refused before anything is trained
 
     def prepare(arrays: Arrays) -> Arrays:
         held = trial.split(arrays)  # before anything is written down: it may be refused
@@ -129,14 +130,32 @@ def check_split(trial: Trial, work: Place, results: Place) -> dict[str, int]:
     return known
 
 
+def earlier(trial: Trial, out: Path) -> list[dict[str, Any]]:
+    """What a file holds of pairs that are not tried now; one of other runs, or of something else, is refused."""
+    try:
+        found = json.loads(out.read_text())
+        theirs = {name: found[name] for name in ("data", "model", "epochs", "seeds", "held_out_training_images")}
+        rows = [row for row in found["evidence"] if (row["structure"], row["hamiltonian"]) not in trial.pairs()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{out} is there and holds no choice of a tuning ({error!r}); give another --out") from None
+    ours = dict(zip(theirs, (trial.data, trial.model, trial.epochs, list(trial.seeds), trial.holdout)))
+    for name, value in theirs.items():
+        if value != ours[name]:
+            raise UserError(f"{out} was tuned with {name} {value}, not {ours[name]}; give another --out")
+    return rows
+
+
 def write(trial: Trial, results: Place, out: Path) -> None:
     """The choice with its evidence, as JSON."""
-    rows = list(evidence(trial, results))
+    rows = [*earlier(trial, out), *evidence(trial, results)]
+    pairs = [pair for pair in CANDIDATES if any((row["structure"], row["hamiltonian"]) == pair for row in rows)]
     first = store.read(store.path(results, trial.cells()[0].spec))
     record = {
         "data": trial.data, "model": trial.model, "epochs": trial.epochs, "seeds": list(trial.seeds),
         "held_out_training_images": trial.holdout, "split_seed": SPLIT_SEED, "margin": MARGIN, "converged": CONVERGED,
-        "choice": {"-".join(pair): choice(rows, pair) for pair in trial.pairs()}, "evidence": rows,
+        "choice": {"-".join(pair): choice(rows, pair) for pair in pairs}, "evidence": rows,
         "environment": first["environment"], "revision": first["revision"],
     }  # fmt: skip
     make_folder(out.parent)

@@ -6,10 +6,13 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection
+from pathlib import Path
 
 from ...data.arrays import Arrays
 from ...training.environment import resolve_device
+from ...training.folder import RunFolder
 from ...training.places import Place
 from .. import pace, planner
 from ..orders import Orders
@@ -23,7 +26,8 @@ class Processes:
     def __init__(self, orders: Orders, arrays: Arrays) -> None:
         self.orders, self.workers = orders, orders.workers or 1
         self.devices = orders.device.split(",")
-        self.known = pace.of_device(resolve_device(self.devices[0]), arrays, orders.work)
+        first, *_ = [resolve_device(name) for name in self.devices]
+        self.known = pace.of_device(first, arrays, orders.work)
         self.known.sharing = math.ceil(self.workers / len(self.devices))
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
@@ -48,6 +52,10 @@ class Processes:
     def submit(self, fleet: Planned, budget: float) -> None:
         device = self._device()
         planner.begin(fleet.folder, fleet.specs)
+        if isinstance(fleet.folder, Path):
+            held = RunFolder(fleet.folder)
+            held.lock()  # or it is said to be busy now, and not by the worker
+            held.unlock()
         process = subprocess.Popen(
             worker_command(fleet.folder, self.orders, device, budget, self.known.sharing),
             env=self.environment,
@@ -77,4 +85,4 @@ def worker_command(folder: Place, orders: Orders, device: str, budget: float, sh
     command += ["--checkpoint-every", f"{orders.checkpoint_seconds:.0f}s"]
     command += ["--sharing", str(sharing)]
     command += ["--autotune"] if orders.autotune else []
-    return command if math.isinf(budget) else [*command, "--budget", f"{budget:.0f}s"]
+    return command if math.isinf(budget) else [*command, "--until", f"{time.time() + budget:.1f}"]
