@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -179,6 +180,104 @@ def test_markers_can_be_reached_by_keyboard(full):
     for kind in ("keyDown", "keyUp"):
         full.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
     assert label.startswith(full.evaluate("document.getElementById('cell').selectedOptions[0].textContent"))
+
+
+def combinations(tab):
+    """Every pair of metric and axis, with all sparsities."""
+    tab.choose("share", "all")
+    for axis in ("sparsity", "epochs"):
+        tab.choose("axis", axis)
+        for metric in ("accuracy", "lost", "recalibrated", "nonzero", "agreement"):
+            tab.choose("metric", metric)
+            yield axis, metric
+
+
+MARKS = (
+    "document.getElementById('plot').scrollIntoView({block: 'center'}),"
+    "[...document.querySelectorAll('.mark')].map((mark) => {"
+    "const box = mark.querySelector('.ring').getBoundingClientRect();"
+    "return [box.x + box.width / 2, box.y + box.height / 2, mark.getAttribute('aria-label')]; })"
+)
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_every_marker_can_be_pointed_at(chromium, made, width):
+    chromium.open(made / "full.html", width, 900)
+    for chosen in combinations(chromium):
+        marks = chromium.evaluate(MARKS)
+        assert len(marks) == chromium.evaluate("shown().length") > 30
+        places = sorted(x for x, _, _ in marks)
+        assert min(b - a for a, b in itertools.pairwise(places)) > 3, chosen
+        for x, y, label in marks:
+            chromium.move(x, y)
+            assert text(chromium, "details") == label, chosen
+    assert chromium.errors == []
+
+
+def test_every_marker_can_be_clicked_tapped_and_focused(chromium, made):
+    """Where all have the same agreement, and stand closest to one another."""
+    chromium.open(made / "full.html", 390, 900)
+    chromium.choose("axis", "sparsity")
+    chromium.choose("metric", "agreement")
+    chosen = "document.querySelector('.mark.chosen').getAttribute('aria-label')"
+    marks = chromium.evaluate(MARKS)
+    for number, (x, y, label) in enumerate(marks):
+        chromium.click(x, y)
+        assert chromium.evaluate("document.querySelector('.mark.near').getAttribute('aria-label')") == label
+        assert chromium.evaluate(chosen) == text(chromium, "details") == label
+        x, y, label = marks[-1 - number]
+        chromium.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        chromium.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        assert chromium.evaluate(chosen) == text(chromium, "details") == label
+    chromium.evaluate("document.querySelectorAll('.mark')[0].focus()")
+    for _, _, label in marks:
+        assert text(chromium, "details") == label
+        for kind in ("keyDown", "keyUp"):
+            chromium.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    chromium.move(5, 5)
+    assert chromium.evaluate("document.querySelectorAll('.mark.near').length") == 0
+    assert chromium.errors == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200])
+def test_the_axes_are_labelled(chromium, made, width):
+    """From the first step to the last, with no share above 100 %, and no label cut off or on another."""
+    chromium.open(made / "full.html", width, 900)
+    boxes = (
+        "[...document.querySelectorAll('#plot text[text-anchor=%s]')].map((e) => "
+        "{ const b = e.getBoundingClientRect(); return [e.textContent, b.left, b.right]; })"
+    )
+    for axis, metric in combinations(chromium):
+        below = chromium.evaluate(boxes % "middle")
+        steps = sorted(set(chromium.evaluate("shown().map(axes[state.axis].get)")))
+        assert [float(below[0][0]), float(below[-1][0])] == [steps[0], steps[-1]], (axis, metric)
+        assert all(a[2] < b[1] for a, b in itertools.pairwise(below)), (axis, metric)
+        beside = chromium.evaluate(boxes % "end")[:-1]  # the last is the axis's name
+        assert len(beside) >= 2
+        assert min(left for _, left, _ in beside) >= chromium.evaluate("document.getElementById('plot').offsetLeft")
+        if metric not in ("nonzero", "lost"):
+            assert max(float(value) for value, _, _ in beside) <= 100
+
+
+def test_the_table_lists_what_is_shown(full):
+    rows = "[...document.querySelectorAll('#table tr')].map((r) => [...r.children].map((c) => c.textContent))"
+    full.evaluate("document.querySelector('#legend button').click()")
+    hidden = full.evaluate("document.querySelector('#legend button').textContent")
+    head, *body = full.evaluate(rows)
+    assert head == ["method", "sparsity, %", "epochs", "test accuracy, %", "± over seeds", "paper", "seeds"]
+    assert len(body) == full.evaluate("document.querySelectorAll('.mark').length") > 10
+    assert hidden not in [row[0] for row in body]
+    cells = full.evaluate("shown().map((c) => [c.label, String(c.epochs), c.deviation, c.paper])")
+    wanted = {(label, epochs): (deviation, paper) for label, epochs, deviation, paper in cells}
+    for label, _, epochs, _, deviation, theirs, _ in body:
+        numbers = tuple(float(number) if number else None for number in (deviation, theirs))
+        assert numbers == pytest.approx(wanted[label, epochs], abs=0.0051)
+    full.evaluate("document.getElementById('stars').click()")
+    assert "paper" not in full.evaluate(rows)[0]
+    full.choose("metric", "nonzero")
+    assert full.evaluate(rows)[0] == ["method", "sparsity, %", "epochs", "parameters left, thousands", "seeds"]
+    full.evaluate("state.hidden = new Set(data.labels); draw()")
+    assert len(full.evaluate(rows)) == 1
 
 
 def test_the_slider_freezes_the_mask(full):

@@ -7,11 +7,12 @@ const colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 const networks = { resnet20: "ResNet-20", resnet56: "ResNet-56" };
 const structures = { weight: "weights", kernel: "kernels", filter: "filters" };
 const metrics = {
-  accuracy: { name: "test accuracy, %", get: (c) => c.accuracy, paper: (c) => c.paper, better: 1 },
+  accuracy: { name: "test accuracy, %", get: (c) => c.accuracy, paper: (c) => c.paper, better: 1, most: 100 },
   lost: { name: "points lost against dense", get: (c) => lost(c, c.accuracy), paper: (c) => paperLost(c), better: -1 },
-  recalibrated: { name: "accuracy, batch norm recalibrated, %", get: (c) => c.recalibrated, paper: () => null, better: 1 },
+  recalibrated: { name: "accuracy, batch norm recalibrated, %", get: (c) => c.recalibrated, paper: () => null, better: 1,
+    most: 100 },
   nonzero: { name: "parameters left, thousands", get: (c) => c.nonzero / 1000, paper: () => null },
-  agreement: { name: "agreement with the converged mask, %", get: (c) => c.agreement, paper: () => null },
+  agreement: { name: "agreement with the converged mask, %", get: (c) => c.agreement, paper: () => null, most: 100 },
 };
 const axes = {
   sparsity: { name: "sparsity, %", get: (c) => c.target },
@@ -20,6 +21,7 @@ const axes = {
 const shares = { usual: "as in the paper", all: "all" };
 const usual = { weight: 90, kernel: 90, filter: 75 };
 const depth = 12;  // points behind the best, beyond which a close view leaves results at its edge
+const reach = 30;  // pixels from a marker at which it can still be pointed at
 const state = { cell: null, hidden: new Set() };
 
 // -- data --------------------------------------------------------------------------------------------------------------
@@ -50,11 +52,16 @@ function colourOf(label) {
   return colours[labels.indexOf(label) % colours.length];
 }
 
+// The deviation over seeds, where the metric shown has one.
+function spread(cell) {
+  return ["accuracy", "lost"].includes(state.metric) ? cell.deviation : null;
+}
+
 function describe(cell) {
-  const spread = cell.deviation === null ? "" : ` ± ${cell.deviation.toFixed(2)}`;
+  const deviation = cell.deviation === null ? "" : ` ± ${cell.deviation.toFixed(2)}`;
   const seeds = cell.seeds === 1 ? "1 seed" : `${cell.seeds} seeds`;
   const theirs = cell.paper === null ? "" : `; paper ${cell.paper.toFixed(1)}`;
-  return `${cell.title}: ${cell.accuracy.toFixed(2)}${spread} % (${seeds}${theirs}), recalibrated ` +
+  return `${cell.title}: ${cell.accuracy.toFixed(2)}${deviation} % (${seeds}${theirs}), recalibrated ` +
     `${cell.recalibrated.toFixed(2)} %, sparsity ${cell.sparsity.toFixed(2)} %, ` +
     `${cell.nonzero.toLocaleString("en")} of ${cell.parameters.toLocaleString("en")} parameters left, ` +
     `${cell.epochs} epochs, agreement ${cell.agreement.toFixed(2)} %`;
@@ -81,8 +88,8 @@ function ticks(low, high, count) {
 function draw() {
   const box = byId("plot"), metric = metrics[state.metric], axis = axes[state.axis];
   const width = Math.max(280, box.clientWidth), height = Math.round(Math.min(440, Math.max(300, width * 0.55)));
-  const margin = { left: 46, right: 14, top: 26, bottom: 40 };
-  const all = shown(), cells = all.filter((c) => !state.hidden.has(c.label));
+  const margin = { left: 46, right: 14, top: 32, bottom: 40 };
+  const all = shown(), cells = inOrder(all.filter((c) => !state.hidden.has(c.label)));
   const stars = byId("stars").checked ? cells.filter((c) => metric.paper(c) !== null) : [];
   const dense = data.cells.find((c) => c.label === "dense" && c.model === state.model && c.recipe === state.recipe);
   const level = dense === undefined ? null : metric.get(dense);
@@ -93,26 +100,26 @@ function draw() {
     svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, picture, all.length ? "all are hidden" :
       shown("all").length ? "not run at the paper's sparsity; choose all" : "not run");
     legend(all, stars, level);
-    table(all);
+    table(cells);
     return;
   }
   const values = cells.map(metric.get).concat(stars.map(metric.paper));
   if (level !== null && state.metric !== "nonzero") values.push(level);
-  const [low, high] = limits(values, metric.better);
+  const [low, high] = limits(values, metric), scale = ticks(low, high, 6);
+  margin.left = Math.max(margin.left, 8 + 7.7 * Math.max(...scale.map((v) => String(v).length)));
   const { at, begin, middle, steps } = slots(cells, axis, margin.left, width - margin.right);
   const y = (v) => height - margin.bottom - (v - low) / (high - low) * (height - margin.top - margin.bottom);
   const inside = (v) => v >= low && v <= high;
 
-  for (const v of ticks(low, high, 6)) {
+  for (const v of scale) {
     svg("line", { x1: margin.left, x2: width - margin.right, y1: y(v), y2: y(v), class: "grid" }, picture);
     svg("text", { x: margin.left - 6, y: y(v) + 4, "text-anchor": "end" }, picture, String(v));
   }
-  let taken = -Infinity;
   for (const v of steps) {
     svg("line", { x1: begin(v), x2: begin(v), y1: margin.top, y2: height - margin.bottom, class: "grid" }, picture);
-    if (middle(v) - taken < 26) continue;
-    taken = middle(v);
-    svg("text", { x: taken, y: height - margin.bottom + 18, "text-anchor": "middle" }, picture, String(v));
+  }
+  for (const v of named(steps, middle)) {
+    svg("text", { x: middle(v), y: height - margin.bottom + 18, "text-anchor": "middle" }, picture, String(v));
   }
   svg("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, picture,
     `${axis.name} (not to scale)`);
@@ -126,38 +133,52 @@ function draw() {
     svg("path", { d: starPath(at(cell), y(metric.paper(cell)), 7), class: "star",
       stroke: colourOf(cell.label), "stroke-width": 1.4 }, picture);
   }
-  for (const cell of cells) {
+  const marks = cells.map((cell) => {
     const value = metric.get(cell), edge = Math.min(high, Math.max(low, value));
-    marker(cell, at(cell), y(edge), inside(value) ? 0 : value < low ? 1 : -1, y, metric, picture);
-  }
+    const group = marker(cell, at(cell), y(edge), inside(value) ? 0 : value < low ? 1 : -1, y, metric, picture);
+    return { cell, group, x: at(cell), y: y(edge) };
+  });
+  point(picture, marks);
   legend(all, stars, level);
-  table(all);
+  table(cells);
+}
+
+// From left to right: by the step of the axis, by method, and the runs of a method by epochs and sparsity.
+function inOrder(cells) {
+  const { get } = axes[state.axis], place = (c) => data.labels.indexOf(c.label);
+  return [...cells].sort((a, b) => get(a) - get(b) || place(a) - place(b) || a.epochs - b.epochs || a.target - b.target);
 }
 
 // From the worst to the best with some room, or in a close view no further than ``depth`` points from the best.
-function limits(values, better) {
+function limits(values, { better, most = Infinity }) {
   let low = Math.min(...values), high = Math.max(...values);
   if (byId("close").checked && better > 0) low = Math.max(low, high - depth);
   if (byId("close").checked && better < 0) high = Math.min(high, low + depth);
   const room = Math.max(0.08 * (high - low), 0.05);
-  return [low - room, high + room];
+  return [low - room, Math.max(high, Math.min(high + room, most))];
 }
 
-// Every step of the axis is as wide as the methods that stand there side by side.
+// Every step of the axis is as wide as the runs that stand there side by side, each at a place of its own.
 function slots(cells, axis, left, right) {
-  const steps = [...new Set(cells.map(axis.get))].sort((a, b) => a - b);
-  const labels = new Map(steps.map((v) =>
-    [v, data.labels.filter((l) => cells.some((c) => c.label === l && axis.get(c) === v))]));
-  const first = new Map();
-  let total = 0;
-  for (const v of steps) {
-    first.set(v, total);
-    total += labels.get(v).length + 1;
-  }
-  const unit = (right - left) / total;
-  const at = (c) => left + unit * (first.get(axis.get(c)) + 1 + labels.get(axis.get(c)).indexOf(c.label));
-  const middle = (v) => left + unit * (first.get(v) + (labels.get(v).length + 1) / 2);
-  return { at, begin: (v) => left + unit * first.get(v), middle, steps };
+  const steps = [...new Set(cells.map(axis.get))];
+  const unit = (right - left) / (cells.length + steps.length);
+  const first = (v) => cells.findIndex((c) => axis.get(c) === v) + steps.indexOf(v);
+  const begin = (v) => left + unit * first(v);
+  const at = (c) => left + unit * (cells.indexOf(c) + steps.indexOf(axis.get(c)) + 1);
+  const middle = (v) => begin(v) + unit * (cells.filter((c) => axis.get(c) === v).length + 1) / 2;
+  return { at, begin, middle, steps };
+}
+
+// The first and the last step, and those between where there is room for their names.
+function named(steps, middle) {
+  const last = steps[steps.length - 1];
+  const apart = (a, b) => middle(b) - middle(a) >= 3.8 * (String(a).length + String(b).length) + 3;
+  let before = steps[0];
+  return steps.filter((v) => {
+    if (v !== steps[0] && v !== last && !(apart(before, v) && apart(v, last))) return false;
+    before = v;
+    return true;
+  });
 }
 
 function lines(cells, metric, axis, at, y, picture) {
@@ -183,7 +204,7 @@ function marker(cell, x, y, beyond, scale, metric, picture) {
     "aria-label": describe(cell) }, picture);
   if (cell === state.cell) group.classList.add("chosen");
   const colour = colourOf(cell.label);
-  if (cell.deviation !== null && !beyond && ["accuracy", "lost"].includes(state.metric)) {
+  if (spread(cell) !== null && !beyond) {
     const middle = metric.get(cell);
     svg("line", { x1: x, x2: x, y1: scale(middle - cell.deviation), y2: scale(middle + cell.deviation),
       stroke: colour, "stroke-width": 1.5 }, group);
@@ -194,13 +215,44 @@ function marker(cell, x, y, beyond, scale, metric, picture) {
   } else if (cell.method === "gibbs") svg("circle", { cx: x, cy: y, r: 5, fill: colour }, group);
   else svg("rect", { x: x - 4.5, y: y - 4.5, width: 9, height: 9, fill: colour }, group);
   svg("circle", { cx: x, cy: y, r: 11, class: "ring" }, group);
-  const tell = () => { byId("details").textContent = describe(cell); };
-  const choose = () => { tell(); select(cell); };
-  group.addEventListener("pointerenter", tell);
-  group.addEventListener("focus", tell);
-  group.addEventListener("click", choose);
+  group.addEventListener("focus", () => tell(cell));
   group.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); }
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(cell); }
+  });
+  return group;
+}
+
+function tell(cell) {
+  if (byId("details").textContent !== describe(cell)) byId("details").textContent = describe(cell);
+}
+
+function choose(cell) {
+  tell(cell);
+  select(cell);
+}
+
+// Pointing and clicking go to the nearest marker, as rings may cover one another.
+function point(picture, marks) {
+  const nearest = (event) => {
+    const mark = event.target.closest(".mark");
+    if (mark) return marks.find((m) => m.group === mark);  // a click by a screen reader
+    const box = picture.getBoundingClientRect(), unit = picture.viewBox.baseVal.width / box.width;
+    const far = (m) => Math.hypot((event.clientX - box.x) * unit - m.x, (event.clientY - box.y) * unit - m.y);
+    const found = marks.reduce((a, b) => far(b) < far(a) ? b : a);
+    return far(found) <= reach ? found : null;
+  };
+  const show = (found) => {
+    for (const m of marks) m.group.classList.toggle("near", m === found);
+    picture.style.cursor = found ? "pointer" : "";
+    if (found) tell(found.cell);
+  };
+  picture.addEventListener("pointermove", (event) => show(nearest(event)));
+  picture.addEventListener("pointerleave", () => show(null));
+  picture.addEventListener("click", (event) => {
+    const found = nearest(event);
+    if (!found) return;
+    found.group.focus({ preventScroll: true });
+    choose(found.cell);
   });
 }
 
@@ -243,11 +295,17 @@ function toggle(label) {
 }
 
 function table(cells) {
-  const rows = [["method", "sparsity, %", "epochs", metrics[state.metric].name, "seeds"]];
+  const metric = metrics[state.metric];
+  const columns = [["method", (c) => c.label], ["sparsity, %", (c) => c.sparsity.toFixed(2)], ["epochs", (c) => c.epochs],
+    [metric.name, (c) => metric.get(c).toFixed(2)]];
+  const add = (name, get, digits) => {
+    if (cells.some((c) => get(c) !== null)) columns.push([name, (c) => get(c) === null ? "" : get(c).toFixed(digits)]);
+  };
+  add("± over seeds", spread, 2);
+  if (byId("stars").checked) add("paper", metric.paper, 1);
+  columns.push(["seeds", (c) => c.seeds]);
   const sorted = [...cells].sort((a, b) => a.label.localeCompare(b.label) || a.target - b.target || a.epochs - b.epochs);
-  for (const c of sorted) {
-    rows.push([c.label, c.sparsity.toFixed(2), c.epochs, metrics[state.metric].get(c).toFixed(2), c.seeds]);
-  }
+  const rows = [columns.map(([name]) => name), ...sorted.map((c) => columns.map(([, get]) => get(c)))];
   byId("table").replaceChildren(...rows.map((row, i) => {
     const line = document.createElement("tr");
     line.append(...row.map((text) => {
