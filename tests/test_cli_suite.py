@@ -121,7 +121,7 @@ def test_a_damaged_result_is_not_taken_for_one(capsys, action):
     Path("results/tiny", "other.json").write_text("{}")  # not of this suite
     Path("results/tiny", f"{cell.name}.json").write_text("")
     assert main(["suite", action, "tiny"]) == 2
-    assert re.fullmatch(f"gibbsprune: {cell.name}.json cannot be read: .*; remove it: .*\n", capsys.readouterr().err)
+    assert re.fullmatch(f"gibbsprune: {cell.name}.json cannot be read: .*; move it away: .*\n", capsys.readouterr().err)
 
 
 def test_a_plan_does_not_promise_what_the_run_would_not_do(capsys):

@@ -90,7 +90,7 @@ def test_files_that_do_not_hold_what_they_say_are_refused(tmp_path):
     file.write_text(json.dumps(record))
     with pytest.raises(UserError, match="does not hold the cell"):
         store.read(file)
-    wrong = r"-s\d\.json: a result is a JSON object, not a list; remove it"
+    wrong = r"-s\d\.json: a result is a JSON object, not a list; move it away"
     for content, sentence in (("{", "cannot be read"), ("[]", wrong)):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):

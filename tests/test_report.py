@@ -93,6 +93,77 @@ def test_a_hotter_run_stands_for_one_that_did_not_converge():
     assert found.of(stretched).mean() == pytest.approx(90)
 
 
+def run_twice(**options) -> tuple[dict, dict]:
+    """A stretched run that did not converge, and the one that takes its place."""
+    spec = paper.run("resnet20", stretch=2, **options)
+    return record(spec, 0.8012, agreement=0.9321), record(paper.hotter(spec), 0.8934, agreement=0.9995)
+
+
+def test_tables_say_which_runs_were_run_again(tmp_path):
+    assert (findings.HOT, paper.FINAL_BETA) == ("with β to 10⁶", 1e6)
+    first, second = run_twice(sparsity=0.5)
+    text = tables.results_text(Results([first, second]), tmp_path, "img", tmp_path)
+    assert row(text, "ResNet-20 | stretch 2, 50 % with β to 10⁶")[2:4] == ["400", "89.34"]
+    assert row(text, "ResNet-20 | stretch 2, 75 %")[3] == "not run"
+    again = text[text.index("## Run again") : text.index("## Tuning")]
+    assert row(again, f"`{first['name']}`")[1:] == ["400", "80.12", "93.21", "89.34", "99.95"]
+    assert "## Variations" not in text
+    alone = tables.results_text(Results([first]), tmp_path, "img", tmp_path)
+    assert "Run again" not in alone
+    assert "β to" not in alone
+    assert not extras.run_again(Results(run_twice(recipe="modern"))), "stretch 2 is no cell with this recipe"
+    beyond = extras.beyond(some((paper.hotter(paper.run("resnet20", recipe="modern", stretch=4)), 0.9)))[2]
+    assert row(beyond, "ResNet-20 | ours: Gibbs pruning, stretch 4 with β to 10⁶")[3:] == ["90 %", "90.00"]
+
+
+def test_of_several_seeds_those_run_again_are_named(tmp_path):
+    spec = paper.run("resnet20", stretch=2, seed=1)
+    results = Results([*run_twice(), record(spec, 0.9)])
+    assert findings.hot(results.of(spec)) == " with β to 10⁶ for seed 0"
+    assert row("\n".join(tables.figure("3", results, "img")), "ResNet-20 | Gibbs with β to 10⁶ for seed 0")[-1] == "2"
+    assert len(extras.run_again(results)[2].splitlines()) == 3, "one row"
+
+
+def test_statements_say_which_runs_were_run_again():
+    high = run_twice(sparsity=0.95)
+    others = [(paper.run("resnet20"), 0.88), (paper.run("resnet20", "l1"), 0.86), (paper.dense("resnet20"), 0.9134)]
+    results = Results([*run_twice(), *high, *(record(*pair) for pair in others)])
+    said = answers(results)
+    assert "88.00 at stretch 1, 89.34 at stretch 2 with β to 10⁶: it helps" in said["Does stretching help?"]
+    lost = said["How close does 95 % come to the dense network?"]
+    assert "points lost 2.00 at stretch 2 with β to 10⁶ (paper" in lost
+    compared = said["Does it beat the other methods?"]
+    assert "stretched to 400 epochs with β to 10⁶ (89.34) ahead of it" in compared
+    results.groups[groups.family(paper.hotter(paper.run("resnet20", stretch=2)))].records[0]["agreement"] = 0.99
+    assert "at 90 %, stretch 2 with β to 10⁶: 99.00 %" in answers(results)["Do the masks converge?"]
+
+
+def test_the_page_tells_a_run_from_the_one_in_its_place(tmp_path):
+    """By the label too, by which the page draws lines."""
+    cells = page.page_data(Results(run_twice()), tmp_path)["cells"]
+    first, second = sorted(cells, key=lambda cell: cell["agreement"])
+    assert first["label"] == "Gibbs, linear square"
+    assert second["label"] == "Gibbs, linear square (beta_end 1e+06)"
+    assert second["title"].startswith("Gibbs, linear square (beta_end 1e+06), weight-wise 90 %, ResNet-20, 400 epochs")
+    both = paper.after_dense("resnet20", "magnitude", "weight", tune_rate=1e-4)
+    assert page.label(both) == "Han et al., tuned at 0.0001"
+    assert page.label(paper.changed(both, paper.REAL_SHIFT)) == "Han et al. (shift 3.2, tune_rate 0.0001)"
+
+
+def test_a_figure_draws_the_run_in_its_place_only(tmp_path):
+    """One point of one line."""
+    first, second = run_twice()
+    once, twice = (figures.draw("3", Results(found), tmp_path)[0].read_bytes() for found in ([second], [first, second]))
+    assert once == twice
+
+
+def test_a_variation_is_set_beside_the_run_that_differs_in_one_thing():
+    """A stretch that no figure asks for, also run up to a higher β."""
+    plain = paper.run("resnet20", stretch=3)
+    text = "\n".join(extras.variations(some((plain, 0.8012), (paper.hotter(plain), 0.8934))))
+    assert row(text, f"`{paper.hotter(plain).name()}`")[1:5] == ["beta_end 1e+06", "600", "89.34", "80.12"]
+
+
 def test_differences_must_be_beyond_chance():
     def group(*values) -> Group:
         return Results([record(spec, value) for spec, value in zip(SQUARE, values)]).of(SQUARE[0])
@@ -225,18 +296,71 @@ def test_a_stretched_run_that_did_not_converge_is_wanted_once_more(tmp_path):
     assert page.page_data(results, tmp_path)["total"] == CELLS + 1
 
 
-def test_notes_and_tuning_are_taken_in(tmp_path):
-    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
-    (tmp_path / "notes.md").write_text("Our batch norm differs.\n")
-    (tmp_path / "tune").mkdir()
+def tuned() -> dict:
     rows = [{"structure": "weight", "hamiltonian": "abs", "change": change, "accuracies": [0.8], "mean": 0.8,
              "agreement": 1.0} for change in ({}, {"beta_end": 1e4})]  # fmt: skip
-    choice = {"model": "resnet20", "epochs": 40, "seeds": [0], "held_out_training_images": 5000, "margin": 0.003,
-              "converged": 0.99, "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
-    (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(choice))
+    return {"model": "resnet20", "epochs": 40, "seeds": [0], "held_out_training_images": 5000, "margin": 0.003,
+            "converged": 0.99, "choice": {"weight-abs": {"beta_end": 1e4}}, "evidence": rows}  # fmt: skip
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A folder with one result, and one for tuning beside it."""
+    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
+    (tmp_path / "tune").mkdir()
+    return tmp_path / "paper"
+
+
+def test_notes_and_tuning_are_taken_in(one, tmp_path):
+    (tmp_path / "notes.md").write_text("Our batch norm differs.\n")
+    (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(tuned()))
+    (tmp_path / "tune" / "._cifar10-resnet20.json").write_bytes(b"\xff")  # macOS leaves such files on other disks
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     assert "## Notes\n\nOur batch norm differs." in text
     assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| chosen \|", text)
+    assert "([raw](tune/cifar10-resnet20.json))" in text
+    elsewhere = tables.results_text(groups.load(one), one, "img", tmp_path / "far" / "away")
+    assert "([raw](../../tune/cifar10-resnet20.json))" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "is not what gibbsprune suite tune writes: Expecting property name"),
+        (b"\xff", "cannot be read: 'utf-8' codec"),
+        (b"{}", "is not what gibbsprune suite tune writes: it lacks 'evidence'"),
+        (b"[]", "is not what gibbsprune suite tune writes: "),
+        (json.dumps(tuned() | {"choice": []}).encode(), "is not what gibbsprune suite tune writes: "),
+        (json.dumps(tuned() | {"evidence": [{}]}).encode(), "is not what gibbsprune suite tune writes: it lacks"),
+        (json.dumps(tuned() | {"margin": "small"}).encode(), "is not what gibbsprune suite tune writes: "),
+    ],
+)
+def test_a_damaged_tuning_is_told_before_anything_is_written(content, why, one, tmp_path, capsys):
+    file = tmp_path / "tune" / "mine.json"
+    file.write_bytes(content)
+    assert main(["report", str(one), "--out", str(tmp_path / "out"), "--no-docs"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"gibbsprune: {file} {why}")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.md", "docs/results.md"])
+def test_text_that_is_not_utf8_is_told(name, one, tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / name).write_bytes("Güte".encode("latin-1"))
+    assert main(["report", str(one), "--out", str(tmp_path / "out"), "--docs", str(tmp_path / "docs")]) == 2
+    assert capsys.readouterr().err.startswith(f"gibbsprune: {tmp_path / name} cannot be read: 'utf-8' codec")
+
+
+def test_as_much_is_said_of_machines_as_results_say():
+    gpu, torch_ = {"gpu": "G", "cpu": "C"}, {"torch": "2"}
+    environments = [{}, {"hardware": 3}, {"hardware": {"cpu": "C"}}, {"hardware": gpu, "versions": {}},
+                    {"versions": torch_}, {"hardware": gpu, "versions": torch_}]  # fmt: skip
+    specs = [paper.run("resnet20", seed=seed) for seed in range(len(environments))]
+    results = Results([record(spec, 0.9, environment=found) for spec, found in zip(specs, environments)])
+    assert tables._machines(results) == "Hardware: C; G; G, torch 2; torch 2."
+    assert tables._machines(Results([record(SQUARE[0], 0.9, environment={})])) == ""
 
 
 def test_runs_beside_the_evaluation_are_listed(tmp_path):
@@ -365,6 +489,26 @@ def test_somebody_elses_page_is_not_overwritten(full, tmp_path, monkeypatch, cap
     assert main(["report", str(full), "--out", "out"]) == 2
     assert capsys.readouterr().err.startswith("gibbsprune: docs/results.md was not written by gibbsprune report;")
     assert [str(file) for file in Path().rglob("*") if file.is_file()] == ["docs/results.md"]
+
+
+def test_a_page_of_other_results_is_overwritten_only_where_that_is_asked_for(one, full, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    page_ = tmp_path / "docs" / "results.md"
+    assert main(["report", "paper", "--out", "out"]) == 0
+    before = page_.read_text()
+    assert main(["report", str(one), "--out", "out"]) == 0, "the same results by another path"
+    capsys.readouterr()
+    assert main(["report", str(full), "--out", "other"]) == 2
+    assert capsys.readouterr().err == (
+        f"gibbsprune: docs/results.md was written from other results than {full}; give --no-docs to leave it alone, or "
+        "--docs docs to overwrite it\n"
+    )
+    assert not (tmp_path / "other").exists()
+    assert main(["report", str(full), "--out", "other", "--no-docs"]) == 0
+    assert page_.read_text() == before
+    assert main(["report", str(full), "--out", "other", "--docs", "docs"]) == 0
+    assert f"{CELLS} of {CELLS} cells" in page_.read_text()
 
 
 def test_mistakes_are_told(tmp_path, capsys):

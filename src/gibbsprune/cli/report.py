@@ -21,7 +21,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER",
                         help="figures, tables and index.html (report)")  # fmt: skip
     parser.add_argument("--docs", type=Path, metavar="FOLDER",
-                        help="where results.md and its figures go as well (docs, if that exists)")  # fmt: skip
+                        help="where results.md and its figures go as well (docs, if that exists and holds no page of "
+                        "other results)")  # fmt: skip
     parser.add_argument("--no-docs", action="store_true", help="leave the documentation alone")
     parser.set_defaults(handler=handle, parser=parser)
 
@@ -35,7 +36,7 @@ def handle(options: argparse.Namespace) -> int:
         raise UserError("give --docs or --no-docs, not both")
     usual = Path("docs") if Path("docs").is_dir() else None
     docs = None if options.no_docs else options.docs or usual
-    report.write(place(options.results), options.out, docs)
+    report.write(place(options.results), options.out, docs, asked=options.docs is not None)
     print(f"Open {options.out / 'index.html'} in a browser; figures are in {options.out / 'figures'}.")
     print(f"The tables are in {(docs or options.out) / 'results.md'}.")
     return 0

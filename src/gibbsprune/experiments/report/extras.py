@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ...errors import UserError
 from ...training.places import Place, files
 from ...training.recipes import RECIPES
 from ...training.spec import COUPLING, RunSpec
 from ...training.summary import table
 from .. import paper
-from .findings import NAMES, NETWORK, NOTHING, number
-from .groups import Results, family
+from .findings import HOT, NAMES, NETWORK, NOTHING, hot, number
+from .groups import Results, family, read_text
 
 #: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
 STRONGER = [
@@ -33,7 +36,7 @@ def beyond(results: Results) -> list[str]:
             what = "dense" if spec.method == "dense" else f"Gibbs pruning, stretch {spec.stretch}"
             group = results.of(spec)
             share = "0 %" if spec.method == "dense" else f"{100 * spec.sparsity:g} %"
-            shown = NOTHING if group is None else number(group)
+            what, shown = (what, NOTHING) if group is None else (what + hot(group), number(group))
             rows.append([NETWORK[model], f"ours: {what}", str(spec.total_epochs), share, shown])
         rows += [
             [NETWORK[model], what, epochs, share, f"{value:.2f}"]
@@ -44,15 +47,44 @@ def beyond(results: Results) -> list[str]:
     return ["## Beyond the paper", text, table(["network", "method", "epochs", "sparsity", "accuracy"], rows, left=2)]
 
 
+def run_again(results: Results) -> list[str]:
+    """Runs whose place in tables and figures another has taken, seed by seed."""
+    rows = []
+    for key, other in _asked().items():
+        first, second = (results.groups.get(name) for name in (key, other))
+        if first is None or second is None or first is second:
+            continue
+        again = {record["spec"]["seed"]: record for record in second.records}
+        for record in first.records:
+            if (seed := record["spec"]["seed"]) in again:
+                values = [one[name] for one in (record, again[seed]) for name in ("accuracy", "agreement")]
+                rows.append([f"`{record['name']}`", str(first.epochs), *(f"{100 * value:.2f}" for value in values)])
+    if not rows:
+        return []
+    header = ["run", "epochs", "accuracy", "agreement, %", f"accuracy {HOT}", f"agreement {HOT}, %"]
+    text = (
+        f"Stretched runs whose last draw agrees with the converged mask in less than {100 * paper.CONVERGED:g} % of "
+        f"the weights are run again {HOT}. Statements, tables and figures show the second run and say so; here is the "
+        "first beside it."
+    )
+    return ["## Run again", text, table(header, rows)]
+
+
+def _asked() -> dict[str, str]:
+    """Everything but variations, each with what may take its place, or with itself."""
+    specs = [cell.spec for cell in paper.cells() if cell.places != ("Variations",)]
+    return {family(spec): family(paper.follow_up(spec) or spec) for spec in specs}
+
+
 def variations(results: Results) -> list[str]:
     """Results that no table and no figure of the paper asks for, beside those that differ from them in one thing."""
-    asked = [cell.spec for cell in paper.cells() if cell.places != ("Variations",)]
-    known = {family(spec) for one in asked for spec in (one, paper.follow_up(one)) if spec is not None}
+    asked = _asked()
+    known = {*asked, *asked.values()}
     rows = []
     for key, group in sorted(results.groups.items(), key=lambda pair: pair[1].spec.name()):
         if key not in known:
             change, plain = plainly(group.spec)
-            usual = results.of(plain) if change else None
+            usual = results.groups.get(family(plain)) if change else None
             rows.append([
                 f"`{group.records[0]['name']}`", change, str(group.epochs), number(group),
                 "" if usual is None else number(usual), f"{group.mean('accuracy_recalibrated'):.2f}",
@@ -83,35 +115,50 @@ def in_words(changes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in changes.items())
 
 
-def tuning(folder: Place) -> list[str]:
-    """What ``gibbsprune suite tune`` found."""
+def link(target: Place, page: Path, text: str | None = None) -> str:
+    """A file or folder as seen from the folder of the page, where they lie on the same disk; elsewhere its name."""
+    if isinstance(target, Path):
+        target = Path(os.path.abspath(target))  # called the same however the path was given
+    name = f"`{f'{target.parent.name}/{target.name}'.lstrip('/')}`"
+    return f"[{text or name}]({os.path.relpath(target, page)})" if isinstance(target, Path) else name
+
+
+def tuning(folder: Place, page: Path) -> list[str]:
+    """What ``gibbsprune suite tune`` found; links are seen from the folder ``page``."""
     parts = ["## Tuning"]
-    found = files(folder, "*.json")
+    found = [file for file in files(folder, "*.json") if not file.name.startswith(".")]
     if not found:
         text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]
     for file in found:
-        record = json.loads(file.read_text())
-        rows = [
-            [
-                f"{row['structure']}, {NAMES[row['hamiltonian']]}",
-                in_words(row["change"]) or "default",
-                f"{100 * row['mean']:.2f}",
-                f"{100 * row['agreement']:.2f}",
-                _verdict(row, record["choice"]),
-            ]
-            for row in record["evidence"]
-        ]
-        parts.append(
-            f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
-            f"{record['held_out_training_images']:,} held-out training images ([raw](../results/tune/{file.name})). "
-            "The default stays unless another, whose masks converge "
-            f"({100 * record['converged']:g} % or more), is better by {100 * record['margin']:g} points. Few seeds "
-            "differ by more than that by chance: it says what to try. The tables keep the defaults and the paper's c; "
-            "what is chosen is tried at full length under *Variations*."
-        )
-        parts.append(table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2))
+        text = read_text(file)
+        try:
+            parts += _tuned(json.loads(text), link(file, page, "raw"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise UserError(f"{file} is not what gibbsprune suite tune writes: {what}; move it away") from None
     return parts
+
+
+def _tuned(record: dict[str, Any], raw: str) -> list[str]:
+    rows = [
+        [
+            f"{row['structure']}, {NAMES.get(row['hamiltonian'], row['hamiltonian'])}",
+            in_words(row["change"]) or "default",
+            f"{100 * row['mean']:.2f}",
+            f"{100 * row['agreement']:.2f}",
+            _verdict(row, record["choice"]),
+        ]
+        for row in record["evidence"]
+    ]
+    text = (
+        f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
+        f"{record['held_out_training_images']:,} held-out training images ({raw}). The default stays unless another, "
+        f"whose masks converge ({100 * record['converged']:g} % or more), is better by {100 * record['margin']:g} "
+        "points. Few seeds differ by more than that by chance: it says what to try. The tables keep the defaults and "
+        "the paper's c; what is chosen is tried at full length under *Variations*."
+    )
+    return [text, table(["Hamiltonian", "change", "accuracy", "agreement, %", ""], rows, left=2)]
 
 
 def _verdict(row: dict[str, Any], choice: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ NAMES = {
     "binary": "binary", "sign": "linear sign", "square": "linear square", "abs": "linear abs", "quadratic": "quadratic",
 }  # fmt: skip
 NOTHING = "not run"
+HOT = "with β to 10⁶"  # paper.FINAL_BETA
 
 
 def findings(results: Results) -> list[tuple[str, list[str]]]:
@@ -49,6 +50,14 @@ def number(group: Group) -> str:
     deviation = group.deviation()
     spread = "" if deviation is None else f" ± {deviation:.2f}"
     return f"{group.mean():.2f}{spread}"
+
+
+def hot(group: Group) -> str:
+    """That runs stand here in place of others that did not converge, and which, if not all."""
+    if not group.hot:
+        return ""
+    seeds = "" if len(group.hot) == len(group.records) else f" for seed {' and '.join(map(str, group.hot))}"
+    return f" {HOT}{seeds}"
 
 
 def few(*groups: Group) -> str:
@@ -127,8 +136,8 @@ def convergence(results: Results) -> Iterator[str]:
         least = 100 * paper.CONVERGED
         loose = [
             f"{group.spec.structure}-wise {NAMES[str(group.spec.hamiltonian)]} at {100 * group.spec.sparsity:g} %, "
-            f"stretch {group.spec.stretch}: {group.mean('agreement'):.2f} %, accuracy {group.mean():.2f} with the last "
-            f"draw and {group.mean('accuracy_converged'):.2f} with the converged mask"
+            f"stretch {group.spec.stretch}{hot(group)}: {group.mean('agreement'):.2f} %, accuracy {group.mean():.2f} "
+            f"with the last draw and {group.mean('accuracy_converged'):.2f} with the converged mask"
             for group in found
             if group.mean("agreement") < least
         ]
@@ -204,7 +213,8 @@ def other_methods(results: Results) -> Iterator[str]:
                 f"({strongest.mean():.2f})"
             )
             if top is not plain:
-                text += f"; stretched to {top.epochs} epochs ({top.mean():.2f}) {relation[clearly(top, strongest)]} it"
+                text += f"; stretched to {top.epochs} epochs{hot(top)} ({top.mean():.2f}) "
+                text += f"{relation[clearly(top, strongest)]} it"
             chain = results.of(paper.as_printed(model, structure, "quadratic")) if structure == "filter" else None
             if chain is not None:
                 text += f"; by the paper's chain ({chain.mean():.2f}) {relation[clearly(chain, strongest)]} it"
@@ -222,7 +232,7 @@ def stretching(results: Results) -> Iterator[str]:
             if len(found) < 2:
                 yield f"{where}: stretched schedules {NOTHING}."
                 continue
-            shown = ", ".join(f"{number(group)} at stretch {s}" for s, group in found.items())
+            shown = ", ".join(f"{number(group)} at stretch {s}{hot(group)}" for s, group in found.items())
             first, last = found[min(found)], found[max(found)]
             verdict = {1: "it helps", 0: "no difference beyond chance", -1: "it hurts"}[clearly(last, first)]
             yield f"{where}: {shown}: {verdict}{few(first, last)}."
@@ -236,5 +246,5 @@ def high_rates(results: Results) -> Iterator[str]:
         if dense is None or not found:
             yield f"{NETWORK[model]}: {NOTHING}."
             continue
-        shown = ", ".join(f"{dense.mean() - group.mean():.2f} at stretch {s}" for s, group in found)
+        shown = ", ".join(f"{dense.mean() - group.mean():.2f} at stretch {s}{hot(group)}" for s, group in found)
         yield f"{NETWORK[model]}: points lost {shown} (paper, stretched: {published.STRETCHED_LOSS[model]:.2f})."

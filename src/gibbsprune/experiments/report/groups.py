@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import UserError
 from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, store
@@ -53,6 +54,12 @@ class Group:
     def epochs(self) -> int:
         return self.spec.total_epochs
 
+    @property
+    def hot(self) -> list[int]:
+        """The seeds of the runs up to the final β of those that did not converge."""
+        specs = [record["spec"] for record in self.records]
+        return [spec["seed"] for spec in specs if spec["recipe"]["beta_end"] == paper.FINAL_BETA]
+
 
 class Results:
     """All stored results, found by what a run is, whatever its seed."""
@@ -86,6 +93,14 @@ class Results:
 
 def load(folder: Place) -> Results:
     return Results(store.read_all(folder))
+
+
+def read_text(file: Place) -> str:
+    """The text of a file beside the results; one that cannot be read is told."""
+    try:
+        return file.read_bytes().decode().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
 
 
 def family(spec: RunSpec) -> str:

@@ -103,13 +103,13 @@ def _cell(number: int, group: Group, theirs: float | None) -> dict[str, Any]:
 
 def label(spec: RunSpec) -> str:
     """What a run is called in a legend."""
-    change = "" if spec.stretch > 1 else plainly(spec)[0]
+    change = plainly(spec)[0]
     if spec.method == "gibbs":
         sampler = f", {spec.sampler}" if spec.sampler != "auto" else ""
         return f"Gibbs, {NAMES[str(spec.hamiltonian)]}{sampler}{change and f' ({change})'}"
-    if spec.how.settings.get("tune_rate") and spec.setting("tune_rate") in paper.TUNE_RATES:
-        return f"{METHODS.get(spec.method, spec.method)}, tuned at {spec.setting('tune_rate'):g}"
     name = METHODS.get(spec.method, spec.method)
+    if change.startswith("tune_rate "):  # and nothing else
+        return f"{name}, tuned at {spec.setting('tune_rate'):g}"
     if spec.method == "targeted-dropout":
         name = "ramping targeted dropout" if spec.setting("ramping") else "targeted dropout"
     return f"{name}{change and f' ({change})'}"

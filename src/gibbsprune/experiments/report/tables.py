@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...models import build
 from ...models.describe import describe
@@ -13,8 +13,8 @@ from ...training.spec import RunSpec
 from ...training.summary import table
 from .. import paper, published, store, suite
 from . import extras
-from .findings import NAMES, NETWORK, NOTHING, findings, number
-from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results
+from .findings import NAMES, NETWORK, NOTHING, findings, hot, number
+from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results, read_text
 
 FIGURES = {
     "3": "Unstructured methods at 90 %, accuracy against total epochs.",
@@ -33,7 +33,7 @@ def results_text(results: Results, folder: Place, images: str, page: Path) -> st
     lacking = store.missing(folder, [cell.spec for cell in cells])
     parts = [
         "# Results",
-        f"{MARK} from the raw files in {_link(folder, page)}; not edited by hand. {' and '.join(results.tasks)}, "
+        f"{origin(folder, page)} not edited by hand. {' and '.join(results.tasks)}, "
         "test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
         "standard deviation over seeds where there are several, their number in brackets. “Paper” is "
         "Labach & Valaee, [arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are "
@@ -52,28 +52,30 @@ def results_text(results: Results, folder: Place, images: str, page: Path) -> st
         *table4(results),
         *(text for number_ in FIGURES for text in figure(number_, results, images)),
         *extras.beyond(results),
+        *extras.run_again(results),
         *extras.variations(results),
-        *extras.tuning(folder.parent / "tune"),
+        *extras.tuning(folder.parent / "tune", page),
         *extras.not_run(lacking),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _link(folder: Place, page: Path) -> str:
-    """The raw files, as seen from the page where they lie on the same disk."""
-    name = f"`{f'{folder.parent.name}/{folder.name}'.lstrip('/')}`"
-    return f"[{name}]({os.path.relpath(folder, page)})" if isinstance(folder, Path) else name
+def origin(folder: Place, page: Path) -> str:
+    """How a page in the folder ``page`` begins that was written from these results."""
+    return f"{MARK} from the raw files in {extras.link(folder, page)};"
 
 
 def _machines(results: Results) -> str:
-    seen = {
-        f"{r['environment']['hardware'].get('gpu') or r['environment']['hardware'].get('cpu')}, torch "
-        f"{r['environment']['versions']['torch']}"
-        for group in results
-        for r in group.records
-        if r["environment"]
-    }
+    seen = {_machine(record["environment"]) for group in results for record in group.records} - {""}
     return f"Hardware: {'; '.join(sorted(seen))}." if seen else ""
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    """As much as a result says of where it was made."""
+    found = (environment.get("hardware"), environment.get("versions"))
+    hardware, versions = (part if isinstance(part, dict) else {} for part in found)
+    name, torch = hardware.get("gpu") or hardware.get("cpu"), versions.get("torch")
+    return ", ".join([*([str(name)] if name else []), *([f"torch {torch}"] if torch else [])])
 
 
 def _statements(results: Results) -> Iterable[str]:
@@ -85,7 +87,7 @@ def _statements(results: Results) -> Iterable[str]:
 def _notes(folder: Place) -> list[str]:
     """What people have to say about the results, from ``notes.md`` beside them."""
     file = folder.parent / "notes.md"
-    return ["## Notes", file.read_text().strip()] if file.exists() else []
+    return ["## Notes", read_text(file).strip()] if file.exists() else []
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -191,13 +193,14 @@ def figure(number_: str, results: Results, images: str) -> list[str]:
             for spec in series.specs:
                 group = results.of(spec)
                 label = f"{series.label}, {100 * spec.sparsity:g} %" if number_ == "4" else series.label
-                row = [NETWORK[model], label, str(spec.total_epochs)]
                 if group is None:
-                    rows.append([*row, NOTHING, "", "", "0"])
+                    rows.append([NETWORK[model], label, str(spec.total_epochs), NOTHING, "", "", "0"])
                     continue
-                sparsity = f"{group.mean('sparsity'):.2f}"
-                rows.append([*row, number(group), f"{group.mean('accuracy_recalibrated'):.2f}", sparsity,
-                             str(len(group.records))])  # fmt: skip
+                rows.append([
+                    NETWORK[model], label + hot(group), str(spec.total_epochs), number(group),
+                    f"{group.mean('accuracy_recalibrated'):.2f}", f"{group.mean('sparsity'):.2f}",
+                    str(len(group.records)),
+                ])  # fmt: skip
     header = ["network", "method", "epochs", "accuracy", "recalibrated", "sparsity, %", "seeds"]
     return [
         f"## Figure {number_}",
