@@ -439,6 +439,10 @@ def test_damaged_results_are_not_carried_and_good_ones_not_replaced(places, tmp_
     file = store.write(tmp_path / "there", dense, plain_result(accuracy=0.5))
     assert not any(name.startswith("results/") for name in carry.unpack(CELLS, out, tmp_path / "there", tmp_path / "w"))
     assert store.read(file)["accuracy"] == 0.5, "written once"
+    (places[0] / "notes.json").write_text("of the user's own")
+    carry.pack(CELLS, *places, out)
+    carry.unpack(CELLS, out, tmp_path / "there", tmp_path / "w")
+    assert (tmp_path / "there" / "notes.json").read_text() == "of the user's own", "carried as it is"
     store.path(places[0], dense).write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         carry.pack(CELLS, *places, tmp_path / "other")

@@ -111,7 +111,6 @@ def _cells(options: argparse.Namespace) -> tuple[list[Any], list[Any], Any]:
 def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
     """The orders, as far as the command has options for them."""
     from gibbsprune.errors import UserError
-    from gibbsprune.experiments.engines import ENGINES
     from gibbsprune.experiments.orders import Orders
 
     check_counts(options, *COUNTS)
@@ -119,8 +118,6 @@ def _orders(options: argparse.Namespace, results: Any, work: Any) -> Any:
         given = getattr(options, name, None)
         if given is not None and (given < 0 or (given == 0 and name == "cpus")):
             raise UserError(f"--{name} must be {least}, but {given:g} was given")
-    if (engine := getattr(options, "engine", None)) not in (None, *ENGINES):
-        raise UserError(f"unknown engine {engine!r}; it must be one of {', '.join(ENGINES)}")
     names = ("device", "budget", "workers", "at_most", "leave_unfinished", "evaluate_every", "autotune", "engine",
              "address", "cpus", "gpus")  # fmt: skip
     values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
@@ -143,19 +140,12 @@ def _places(options: argparse.Namespace) -> tuple[Any, Any]:
     return found
 
 
-def _survey(options: argparse.Namespace) -> Any:
-    """Where the suite stands, and the cells to be shown: the chosen ones and what follows from their results."""
-    from gibbsprune.experiments import drive
-    from gibbsprune.experiments.suite import with_follow_ups
-
-    chosen, everything, orders = _cells(options)
-    return drive.survey(chosen, everything, orders), with_follow_ups(chosen, orders.results)
-
-
 def show_list(options: argparse.Namespace) -> int:
     """One line per cell."""
-    state, shown = _survey(options)
-    for cell in shown:
+    from gibbsprune.experiments import drive
+
+    state = drive.survey(*_cells(options))
+    for cell in state.chosen:
         places = ", ".join(cell.places)
         print(f"{cell.step}  {state.state(cell):<8} {cell.name}{'  (' + places + ')' if places else ''}")
     return 0
@@ -163,16 +153,17 @@ def show_list(options: argparse.Namespace) -> int:
 
 def show_status(options: argparse.Namespace) -> int:
     """Counts by step."""
+    from gibbsprune.experiments import drive
     from gibbsprune.training.summary import table
 
-    state, shown = _survey(options)
+    state = drive.survey(*_cells(options))
     words = ("done", "begun", "ready", "waiting", "again")
     rows = []
-    for step in sorted({cell.step for cell in shown}):
-        found = [state.state(cell) for cell in shown if cell.step == step]
+    for step in sorted({cell.step for cell in state.chosen}):
+        found = [state.state(cell) for cell in state.chosen if cell.step == step]
         rows.append([f"step {step}", len(found), *(found.count(word) for word in words)])
     print(table(["", "cells", *words], rows))
-    if any(state.state(cell) != "done" for cell in shown):
+    if any(state.state(cell) != "done" for cell in state.chosen):
         print(f"gibbsprune suite run {options.suite} --dry-run shows the plan for the rest, with times")
     return 0
 
@@ -193,10 +184,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.on is not None:
         raise UserError(f"--on {options.on} is for --dry-run; training runs on --device")
-    for folder in filter(None, (orders.results, options.export_state)):  # what cannot be written to is told now
-        make_folder(folder)
-        if isinstance(folder, Path) and not os.access(folder, os.W_OK):
-            raise UserError(f"{folder} cannot be written to; choose another folder")
+    if options.export_state is not None:
+        make_folder(options.export_state)  # one that cannot be written to is told now, not after the first fleet
 
     def leave() -> None:
         if options.export_state is not None:

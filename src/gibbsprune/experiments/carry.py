@@ -110,25 +110,26 @@ def unpack(everything: Sequence[Cell], source: Path, results: Place, work: Place
             raise UserError(f"{source / entry['name']} is damaged (its checksum does not match)")
     try:
         with tarfile.open(fileobj=io.BytesIO(b"".join(pieces)), mode="r:gz") as archive:
-            found = [(member.name, *_content(archive, member, results, work)) for member in archive]
+            members = [(member.name, _target(member, results, work), _content(archive, member)) for member in archive]
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{source} holds no whole state of a suite: {error}") from None
-    known = store.names(results)
-    found = [entry for entry in found if not (entry[0].startswith("results/") and entry[1].stem in known)]
-    for _, target, content in found:
-        make_folder(target.parent)
-        write_atomic(target, content)
+    own, there, written = {f"results/{spec.name()}.json" for spec in suite.own(everything)}, store.names(results), []
+    for name, target, content in members:  # all of them, before anything is written
+        if name in own:
+            store.parse(target.name, content)
+    for name, target, content in members:
+        if not (name.startswith("results/") and target.stem in there):
+            make_folder(target.parent)
+            write_atomic(target, content)
+            written.append(name)
     _drop_finished(everything, results, work)
-    return [name for name, _, _ in found]
+    return written
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, results: Place, work: Place) -> tuple[Place, bytes]:
-    """Where a member belongs, and its bytes; a result is checked."""
-    target, file = _target(member, results, work), archive.extractfile(member)
-    content = file.read() if file is not None else b""
-    if member.name.startswith("results/"):
-        store.parse(target.name, content)
-    return target, content
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None
+    return file.read()
 
 
 def _target(member: tarfile.TarInfo, results: Place, work: Place) -> Place:

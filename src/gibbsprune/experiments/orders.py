@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..errors import UserError
 from ..training.places import Place
+
+ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Orders:
     address: str | None = None  # of a Ray cluster
     cpus: float = 1.0  # of a cluster, for each fleet
     gpus: float | None = None  # the same; None: one where the cluster has any
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UserError(f"unknown engine {self.engine!r}; it must be one of {', '.join(ENGINES)}")
 
     @property
     def several(self) -> bool:

@@ -298,6 +298,11 @@ def cells() -> list[Cell]:
     return list(found.values())
 
 
+def asked() -> list[RunSpec]:
+    """All cells but those that are variations only."""
+    return [cell.spec for cell in cells() if cell.places != ("Variations",)]
+
+
 def _places() -> dict[str, list[str]]:
     places: dict[str, list[str]] = {}
 

@@ -38,6 +38,7 @@ class Planned:
 class Survey:
     """Where a suite stands. ``again`` are cells with a result whose weights or masks are needed once more."""
 
+    chosen: list[Cell] = field(default_factory=list)  # what was asked for
     done: list[Cell] = field(default_factory=list)
     begun: dict[Place, list[RunSpec]] = field(default_factory=dict)  # half-done fleets
     ready: list[Cell] = field(default_factory=list)
@@ -60,7 +61,7 @@ def survey(chosen: Sequence[Cell], everything: Sequence[Cell], results: Place, w
     have, kept = store.names(results), saved(work)
     fleets = begun(work)
     past = over(fleets, everything, have, kept)
-    found = Survey(begun={folder: specs for folder, specs in fleets.items() if folder not in past})
+    found = Survey(list(chosen), begun={folder: specs for folder, specs in fleets.items() if folder not in past})
     running = {spec.name() for specs in found.begun.values() for spec in specs}
     seen: set[str] = set()
 

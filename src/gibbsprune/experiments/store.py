@@ -94,7 +94,7 @@ def read_all(folder: Place) -> list[dict[str, Any]]:
     """Every result of a folder, by name."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of results")
-    return [read(file) for file in files(folder, "*.json") if not file.name.startswith(".")]
+    return [read(file) for file in files(folder, "*.json")]
 
 
 def check_own(folder: Place, cells: Iterable[RunSpec]) -> None:

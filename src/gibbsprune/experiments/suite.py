@@ -113,10 +113,14 @@ def with_follow_ups(cells: Sequence[Cell], results: Place) -> list[Cell]:
     return found
 
 
+def own(cells: Sequence[Cell]) -> list[RunSpec]:
+    """The cells, and whatever may follow from their results."""
+    return [spec for cell in cells for spec in (cell.spec, paper.follow_up(cell.spec)) if spec is not None]
+
+
 def check_results(cells: Sequence[Cell], results: Place) -> None:
     """Refuses a folder in which the result of one of these cells, or of what follows from one, is damaged."""
-    follow = [hot for cell in cells if (hot := paper.follow_up(cell.spec)) is not None]
-    store.check_own(results, [cell.spec for cell in cells] + follow)
+    store.check_own(results, own(cells))
 
 
 def _one_of(what: str, value: str | None, allowed: Iterable[str]) -> None:

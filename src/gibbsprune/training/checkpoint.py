@@ -7,6 +7,7 @@ back with ``weights_only=True``: nothing is ever unpickled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -77,9 +78,11 @@ def unwritable(path: str | os.PathLike[str] | Remote, error: OSError) -> WriteEr
 
 
 def make_folder(folder: Place) -> None:
-    """Make a folder and those above it; where that cannot be, a :class:`WriteError`."""
+    """Make a folder and those above it; where that cannot be, or nothing be written there, a :class:`WriteError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(folder, Path) and not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise unwritable(folder, error) from error
 

@@ -129,8 +129,8 @@ def place(where: str | os.PathLike[str] | Remote) -> Place:
 
 
 def files(folder: Place, pattern: str) -> list[Place]:
-    """The files below a folder that a pattern means, in order; none where there is no folder."""
-    found: list[Place] = list(folder.glob(pattern))
+    """The files below a folder that a pattern means, in order, hidden ones left out; none where there is no folder."""
+    found: list[Place] = [file for file in folder.glob(pattern) if not file.name.startswith(".")]
     return sorted(found, key=str)
 
 

@@ -13,8 +13,6 @@ from ..orders import Orders
 from ..pace import Pace
 from ..planner import Planned
 
-ENGINES = ("local", "ray")
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -52,8 +50,6 @@ class Engine(Protocol):
 
 def engine_of(orders: Orders, arrays: Arrays, keep: Collection[str], say: Callable[[str], None]) -> Engine:
     """The engine that was ordered."""
-    if orders.engine not in ENGINES:
-        raise UserError(f"unknown engine {orders.engine!r}; it must be one of {', '.join(ENGINES)}")
     alone = orders.engine == "local" and not orders.several
     for where in (orders.results, orders.work):
         if not alone and not shared(where):

@@ -72,8 +72,7 @@ def run_again(results: Results) -> list[str]:
 
 def _asked() -> dict[str, str]:
     """Everything but variations, each with what may take its place, or with itself."""
-    specs = [cell.spec for cell in paper.cells() if cell.places != ("Variations",)]
-    return {family(spec): family(paper.follow_up(spec) or spec) for spec in specs}
+    return {family(spec): family(paper.follow_up(spec) or spec) for spec in paper.asked()}
 
 
 def variations(results: Results) -> list[str]:
@@ -126,7 +125,7 @@ def link(target: Place, page: Path, text: str | None = None) -> str:
 def tuning(folder: Place, page: Path) -> list[str]:
     """What ``gibbsprune suite tune`` found; links are seen from the folder ``page``."""
     parts = ["## Tuning"]
-    found = [file for file in files(folder, "*.json") if not file.name.startswith(".")]
+    found = files(folder, "*.json")
     if not found:
         text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]

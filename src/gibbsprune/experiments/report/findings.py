@@ -126,7 +126,7 @@ def _ranking(runs: dict[str, Group | None], order: Sequence[str]) -> str:
 
 def convergence(results: Results) -> Iterator[str]:
     for model in paper.MODELS:
-        asked = {family(cell.spec): cell.spec for cell in paper.cells() if cell.places != ("Variations",)}
+        asked = {family(spec): spec for spec in paper.asked()}
         kind = (model, "gibbs", "paper")
         specs = [spec for spec in asked.values() if (spec.model, spec.method, spec.recipe.name) == kind]
         found = [group for spec in specs if (group := results.of(spec)) is not None]
