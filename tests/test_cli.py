@@ -206,10 +206,10 @@ def test_include_and_exclude_reach_the_run():
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
         ("train --lr fast", "The recipe's lr is 'fast'; it must be a number above 0."),
         ("train --milestones 9,3", "The recipe's milestones are (9, 3); they must increase."),
-        ("train --recipe best", "The recipe 'best' is unknown; allowed are paper, modern, digits."),
+        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits'"),
         (
             "train --sparsity 90",
-            "sparsity is the fraction removed and must lie in [0, 1), but 90.0 was given",
+            "sparsity is 90.0: allowed are numbers from 0 up to but not 1",
         ),
         ("train --sparsity much", "--sparsity: must be a number, but 'much' was given"),
         ("train --seed 1.5", "--seed: must be a whole number, but '1.5' was given"),

@@ -10,8 +10,9 @@ from typing import Any
 from gibbsprune.cli.train import chosen_recipe
 from gibbsprune.cli.values import number, seed_list, whole
 from gibbsprune.errors import UserError
+from gibbsprune.structures import STRUCTURES
 from gibbsprune.training.recipes import RECIPES
-from gibbsprune.training.spec import STRUCTURES, RunSpec
+from gibbsprune.training.spec import RunSpec
 
 EPILOG = """\
 A method may be named with settings, and several times with different ones:

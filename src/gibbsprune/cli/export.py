@@ -98,7 +98,7 @@ def _write_safetensors(model: Any, again: Any, out: Path, dtype: str) -> str:
     import torch
     from safetensors.torch import load
 
-    from gibbsprune.training.checkpoint import save_tensors
+    from gibbsprune.files import save_tensors
 
     kind = getattr(torch, dtype)
     state = {

@@ -154,7 +154,7 @@ def show_list(options: argparse.Namespace) -> int:
 def show_status(options: argparse.Namespace) -> int:
     """Counts by step."""
     from gibbsprune.experiments import drive
-    from gibbsprune.training.summary import table
+    from gibbsprune.text import table
 
     state = drive.survey(*_cells(options))
     words = ("done", "begun", "ready", "waiting", "again")
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
     """Run what is missing, or show how that would go."""
     from gibbsprune.errors import UserError
     from gibbsprune.experiments import carry, drive, tune
-    from gibbsprune.training.checkpoint import make_folder
+    from gibbsprune.files import make_folder
     from gibbsprune.training.interrupt import terminable
 
     chosen, everything, orders = _cells(options)

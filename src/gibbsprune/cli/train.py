@@ -20,16 +20,11 @@ from gibbsprune.cli.values import (
     whole,
 )
 from gibbsprune.errors import UserError
+from gibbsprune.hamiltonians import HAMILTONIANS, possible
+from gibbsprune.samplers import SAMPLERS
+from gibbsprune.structures import STRUCTURES, as_structure
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import (
-    HAMILTONIANS,
-    PRECISIONS,
-    SAMPLERS,
-    STRUCTURES,
-    RunSpec,
-    default_recipe,
-    scale_recipe,
-)
+from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -57,9 +52,8 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hamiltonians = ", ".join(SAMPLERS)
-    samplers = ", ".join(dict.fromkeys(name for names in SAMPLERS.values() for name in names))
-    defaults = ", ".join(f"{names[0]} for {structure}" for structure, names in HAMILTONIANS.items())
+    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(SAMPLERS)
+    defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in STRUCTURES)
 
     what = parser.add_argument_group("what to train")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from ..errors import UserError
+from ..files import make_folder, write_atomic
 from ..training import checkpoint
-from ..training.checkpoint import make_folder, write_atomic
 from ..training.places import Place, files, remove_folder
 from . import pace, planner, store, suite
 from .paper import Cell

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..training.checkpoint import make_folder
+from ..files import Busy, make_folder
+from ..text import clock
 from ..training.environment import resolve_device
-from ..training.folder import Busy
 from ..training.places import Place
-from ..training.progress import clock
 from ..training.spec import RunSpec
 from . import pace, planner, suite
 from .engines import Engine, engine_of

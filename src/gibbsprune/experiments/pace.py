@@ -14,7 +14,7 @@ import torch
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..training.checkpoint import write_atomic
+from ..files import write_atomic
 from ..training.fleet import Fleet
 from ..training.places import Place
 from ..training.spec import RunSpec

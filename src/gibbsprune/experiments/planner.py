@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UserError
+from ..files import make_folder, write_atomic
 from ..training import checkpoint
-from ..training.checkpoint import make_folder, write_atomic
 from ..training.fleet import SHARED
 from ..training.places import Place, files
 from ..training.spec import RunSpec

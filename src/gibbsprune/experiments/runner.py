@@ -13,6 +13,7 @@ import torch
 
 from ..data.arrays import Arrays
 from ..errors import UserError
+from ..text import clock
 from ..training import checkpoint
 from ..training.environment import describe_environment
 from ..training.finished import save_finished
@@ -20,7 +21,6 @@ from ..training.fleet import Fleet
 from ..training.folder import RunFolder
 from ..training.interrupt import Interrupt
 from ..training.places import Place, remove_folder
-from ..training.progress import clock
 from ..training.spec import RunSpec
 from . import pace, planner, store
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import UserError
-from ..training.checkpoint import make_folder, write_atomic
+from ..files import make_folder, write_atomic
 from ..training.places import Place, files
 from ..training.spec import RunSpec
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..training.checkpoint import make_folder, write_atomic
+from ..files import make_folder, write_atomic
 from ..training.places import Place
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 from . import drive, planner, store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import UserError
+from ..checks import check_one_of
 from .dense import Dense
 from .filter_l1 import FilterL1
 from .gibbs import Gibbs
@@ -27,6 +27,4 @@ METHODS: dict[str, Method] = {
 
 def method(name: str) -> Method:
     """The method of that name."""
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}; it must be one of {', '.join(METHODS)}")
-    return METHODS[name]
+    return METHODS[check_one_of("method", name, METHODS)]

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..checks import number, optional, text
 from ..errors import UserError
-from ..fields import number, optional, text
 from ..law import Site
 from .method import Method, Phase, Setting, training
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..fields import number
+from ..checks import number
 from .magnitude import largest
 from .method import Method, Setting
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..fields import number
+from ..checks import number
 from .method import Method, Setting
 
 if TYPE_CHECKING:

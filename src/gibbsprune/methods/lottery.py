@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..checks import optional, text, whole
 from ..errors import UserError
-from ..fields import optional, text, whole
 from ..law import Site
 from .after_training import AfterTraining, check_recipe
 from .magnitude import largest

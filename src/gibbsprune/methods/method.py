@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..fields import Parser
+from ..checks import Parser
 from ..law import Site
 
 if TYPE_CHECKING:

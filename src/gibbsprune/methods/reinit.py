@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..checks import text
 from ..errors import UserError
-from ..fields import text
 from ..law import Site
 from .method import Method, Setting
 

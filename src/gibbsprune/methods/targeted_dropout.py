@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..checks import flag, number
 from ..errors import UserError
-from ..fields import flag, number
 from ..law import Site
 from ..samplers import Source
 from ..threshold import Segments, mean_squares

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import whole
 from ..errors import UserError
-from ..fields import whole
 from ..structures import Filter
 from ..threshold import kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining

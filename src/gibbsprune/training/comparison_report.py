@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import write_atomic, write_json
+from ..text import clock, percent, table
 from . import pictures
-from .checkpoint import write_atomic
 from .comparison import Cell, Entry
 from .comparison_picture import draw_comparison
-from .folder import dump
-from .progress import clock
 from .spec import RunSpec
-from .summary import percent, table
 
 NOTE = """\
 Mean ± standard deviation over the seeds of the last epoch's test accuracy with the final mask: with the batch-norm \
@@ -130,5 +128,5 @@ def write_report(
     ]
     shared = {name: getattr(base, name) for name in ("data", "model", "structure", "sparsity")}
     told = {"command": command, **shared, "seeds": list(seeds), "recipe": base.recipe.as_dict(), "rows": lines}
-    write_atomic(out / "compare.json", dump(told))
+    write_json(out / "compare.json", told)
     return written

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..errors import UserError
-from .checkpoint import save_tensors
+from ..files import save_tensors
 from .folder import RunFolder
 from .places import Place, Remote
 from .spec import RunSpec

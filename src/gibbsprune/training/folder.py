@@ -7,7 +7,6 @@ metrics, result and model, beside the shared ``run.json`` and ``checkpoints``.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import shutil
@@ -15,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.errors import UserError
-from gibbsprune.training.checkpoint import clean, unwritable, write_atomic
-from gibbsprune.training.spec import RunSpec
+from ..errors import UserError
+from ..files import Lock, Missing, clean, plain, read_json, write_atomic, write_json, writing
+from .spec import RunSpec
 
 FORMAT = 1
 #: What a run writes into its folder.
@@ -25,10 +24,6 @@ OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "m
              "summary.md")  # fmt: skip
 OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard")
 PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
-
-
-class Busy(UserError):
-    """A folder that another process holds."""
 
 
 def fleet_name(specs: Sequence[RunSpec]) -> str:
@@ -63,17 +58,15 @@ class RunFolder:
         self.record: dict[str, Any] = {}
         self.specs: list[RunSpec] = []
         self.runs: list[Path] = []
-        self._lock: Any = None
+        self._lock: Lock | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], specs: Sequence[RunSpec], about: dict[str, Any]) -> RunFolder:
         """Make a new folder; one that already holds anything is refused, so that two runs never mix."""
         folder = cls(path)
-        try:
+        with writing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             taken = [entry for entry in folder.path.iterdir() if not entry.name.startswith(".")]
-        except OSError as error:
-            raise unwritable(folder.path, error) from error
         if (folder.path / "run.json").exists():
             raise UserError(
                 f"{folder.path} already holds a run; continue it with --resume {shlex.quote(str(folder.path))}, "
@@ -93,12 +86,10 @@ class RunFolder:
         """Open an existing run, to resume or to read it."""
         folder = cls(path)
         try:
-            folder.record = json.loads((folder.path / "run.json").read_text())
-        except FileNotFoundError:
+            folder.record = read_json(folder.path / "run.json")
+        except Missing:
             raise UserError(f"{folder.path} holds no run (it has no run.json)") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder.path / 'run.json'} cannot be read: {error}") from error
-        found = folder.record.get("format") if isinstance(folder.record, dict) else None
+        found = folder.record.get("format")
         if found != FORMAT:
             raise UserError(f"{folder.path} was written in format {found!r}; this version reads format {FORMAT}")
         try:
@@ -110,38 +101,23 @@ class RunFolder:
 
     def _make_runs(self) -> None:
         self.runs = [self.path / name if name else self.path for name in run_names(self.specs)]
-        try:
+        with writing(self.path):
             for run in self.runs:
                 run.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
     def lock(self) -> None:
         """Hold the folder for this process; the system releases it when the process ends, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system: no lock to be had
-            return
-        try:
-            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115  held until unlock
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise Busy(f"another process is working in {self.path}") from None
-        except OSError as error:
-            raise unwritable(self.path / ".lock", error) from error
-        for run in {self.path, *self.runs}:
-            clean(run)
+        self._lock = Lock(self.path / ".lock", busy=f"another process is working in {self.path}")
+        clean(self.path)
 
     def unlock(self) -> None:
         """Let other processes in."""
         if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+            self._lock.release()
 
     def write_record(self) -> None:
         """Write ``run.json`` as it stands."""
-        write_atomic(self.path / "run.json", dump(self.record))
+        write_json(self.path / "run.json", self.record)
 
     @property
     def checkpoints(self) -> Path:
@@ -159,13 +135,10 @@ class RunFolder:
         """Append one line for one epoch to each run's ``metrics.jsonl``, and force it to the disk."""
         for run, record in zip(self.runs, records):
             path = run / "metrics.jsonl"
-            try:
-                with open(path, "a") as file:
-                    file.write(json.dumps(plain(record)) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise unwritable(path, error) from error
+            with writing(path), open(path, "a") as file:
+                file.write(json.dumps(plain(record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def truncate_metrics(self, epochs: int) -> None:
         """Forget what was written after the first ``epochs`` epochs, so that no epoch appears twice."""
@@ -181,11 +154,8 @@ class RunFolder:
 def read_result(run: Path) -> dict[str, Any]:
     """The result of one finished run."""
     path = run / "result.json"
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not {"accuracy", "sparsity", "seconds", "layers"} <= found.keys():
+    found: dict[str, Any] = read_json(path)
+    if not {"accuracy", "sparsity", "seconds", "layers"} <= found.keys():
         raise UserError(f"{path} has been changed and tells of no result any more")
     return found
 
@@ -200,22 +170,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             except ValueError:
                 break
     return records
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinities become null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def dump(value: Any) -> str:
-    """Readable JSON text."""
-    return json.dumps(plain(value), indent=2) + "\n"
 
 
 def check_not_own(path: Path) -> None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gibbsprune.training.checkpoint import save_tensors, write_atomic
-from gibbsprune.training.folder import RunFolder, dump
+from gibbsprune.files import save_tensors, write_json
+from gibbsprune.training.folder import RunFolder
 from gibbsprune.training.summary import write_summary
 
 if TYPE_CHECKING:
@@ -50,6 +50,6 @@ def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, A
                 save_tensors(run / f"{name}.safetensors", dict(tensors), about)
     write_summary(folder, results)
     for run, result in zip(folder.runs, results):
-        write_atomic(run / "result.json", dump(result))
+        write_json(run / "result.json", result)
     if len(folder.runs) > 1:
-        write_atomic(folder.path / "result.json", dump({"runs": results}))
+        write_json(folder.path / "result.json", {"runs": results})

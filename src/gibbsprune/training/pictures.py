@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gibbsprune.training.checkpoint import write_atomic
+from gibbsprune.files import write_atomic
 from gibbsprune.training.progress import show_beta
 from gibbsprune.training.snapshots import Snapshot
 

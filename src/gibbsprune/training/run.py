@@ -24,6 +24,7 @@ import torch
 from gibbsprune import data
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
+from gibbsprune.files import WriteError
 from gibbsprune.training import checkpoint
 from gibbsprune.training.environment import (
     describe_environment,
@@ -176,7 +177,7 @@ def _drive(
         progress.close()
         results = fleet.finish()
         write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
-    except (KeyboardInterrupt, checkpoint.WriteError, LostRank):
+    except (KeyboardInterrupt, WriteError, LostRank):
         progress.close()
         progress.note(how_to_resume(folder))
         raise

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gibbsprune.training.checkpoint import write_atomic
+from gibbsprune.files import write_atomic
 
 COUNT = 6  # pictures, evenly spaced over the annealing
 SIDE = 32  # at most so many kernels shown in each direction

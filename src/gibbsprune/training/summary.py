@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from gibbsprune.files import write_atomic
+from gibbsprune.text import clock, percent, table
 from gibbsprune.training import pictures
-from gibbsprune.training.checkpoint import write_atomic
 from gibbsprune.training.folder import RunFolder, run_names
-from gibbsprune.training.progress import clock
 from gibbsprune.training.snapshots import load_snapshots
 from gibbsprune.training.spec import RunSpec
 
@@ -73,11 +73,6 @@ CAPTIONS = {
 }
 
 
-def percent(value: float | None) -> str:
-    """A fraction in percent, or a dash."""
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
-
-
 def is_mixed(specs: Sequence[RunSpec]) -> bool:
     """Whether runs of a fleet differ in more than their seeds."""
     return len({spec.name(with_seed=False) for spec in specs}) > 1
@@ -102,21 +97,6 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
         f"{parameters:,} parameters left.{caution}"
     )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> str:
-    """A Markdown table; the first ``left`` columns are aligned left, the others right."""
-    lines = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-    def shown(line: Sequence[str]) -> str:
-        cells = [
-            text.ljust(width) if i < left else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))
-        ]
-        return "| " + " | ".join(cells) + " |"
-
-    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join([shown(lines[0]), shown(rule), *map(shown, lines[1:])])
 
 
 def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 import torch
 
 from ...data.arrays import Arrays
+from ...text import clock
 from ...training.environment import resolve_device, suitable_threads
 from ...training.places import Place
-from ...training.progress import clock
 from .. import pace, runner
 from ..orders import Orders
 from ..planner import Planned

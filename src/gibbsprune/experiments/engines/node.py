@@ -15,8 +15,8 @@ import torch
 
 from ...data.arrays import Arrays
 from ...errors import UserError
+from ...files import Busy
 from ...training.environment import resolve_device
-from ...training.folder import Busy
 from ...training.places import Place, place
 from ...training.spec import RunSpec
 from .. import pace, planner, runner

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...data.arrays import Arrays
 from ...errors import UserError
+from ...text import clock
 from ...training.places import Place
-from ...training.progress import clock
 from .. import pace, planner, store
 from ..orders import Orders
 from ..planner import Planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UserError
-from ...training.checkpoint import make_folder, write_atomic
+from ...files import make_folder, write_atomic
 from ...training.places import Place
 from . import figures, groups, page, tables
 

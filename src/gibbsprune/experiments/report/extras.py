@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...text import table
 from ...training.places import Place, files
 from ...training.recipes import RECIPES
 from ...training.spec import COUPLING, RunSpec
-from ...training.summary import table
 from .. import paper
 from .findings import HOT, NAMES, NETWORK, NOTHING, hot, number
 from .groups import Results, family, read_text

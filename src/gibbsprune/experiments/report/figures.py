@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...training.checkpoint import make_folder, write_atomic
+from ...files import make_folder, write_atomic
 from .. import paper, published
 from .findings import NETWORK
 from .groups import Group, Results

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...files import plain
 from ...law import sample
 from ...schedules import LogSchedule
 from ...threshold import converged_mask
-from ...training.folder import plain
 from ...training.places import Place
 from ...training.spec import RunSpec
 from .. import paper, published, store, suite

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...models import build
 from ...models.describe import describe
+from ...text import table
 from ...training.places import Place
 from ...training.spec import RunSpec
-from ...training.summary import table
 from .. import paper, published, store, suite
 from . import extras
 from .findings import NAMES, NETWORK, NOTHING, findings, hot, number
