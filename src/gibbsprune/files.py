@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -134,12 +135,14 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def save_tensors(path: Where, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
-    """Writes tensors as one safetensors file, atomically."""
+def save_tensors(path: Where, tensors: Mapping[str, Tensor], about: dict[str, str]) -> str:
+    """Writes tensors as one safetensors file, atomically; the SHA-256 of what was written."""
     from safetensors.torch import save
 
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomic(path, save(flat, metadata=about))
+    content = save(flat, metadata=about)
+    write_atomic(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------

@@ -314,6 +314,15 @@ class Engine:
         return [{"accuracy": c / count, "loss": v / count} for c, v in zip(correct.tolist(), loss.tolist())]
 
     @torch.no_grad()
+    def predictions(self) -> Tensor:
+        """The class that each run sees in each test image, run by run, with the masks of the last test."""
+        self.model.eval()
+        parts = self.x_test.split(EVALUATION_BATCH)
+        found = [self._logits(self.batches.evaluation(images, self.dtype)).argmax(-1) for images in parts]
+        self.model.train()
+        return torch.cat(found).T.cpu()
+
+    @torch.no_grad()
     def recalibrate(self) -> None:
         """Batch-norm statistics of the masked network as it is, from augmented training batches."""
         self.batches.draw_epoch()

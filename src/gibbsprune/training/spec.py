@@ -36,7 +36,7 @@ COUPLING = Quadratic().coupling
 
 def default_recipe(data: str) -> Recipe:
     """The recipe a data set is trained with unless one is named: its own where it has one, else ``paper``."""
-    return RECIPES.get(data, RECIPES["paper"])
+    return RECIPES.get(data.partition(":heldout")[0], RECIPES["paper"])
 
 
 def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
@@ -194,8 +194,9 @@ class RunSpec:
 
     def name(self, with_seed: bool = True) -> str:
         """A short stable name for folders: what the run is, then what differs from the defaults."""
+        data, *held = self.data.partition(":heldout")
         parts = [
-            _slug(Path(self.data).stem if _is_path(self.data) else self.data),
+            _slug("".join([Path(data).stem if _is_path(data) else data, *held])),
             _slug(self.model),
             self.method,
         ]

@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from gibbsprune.files import write_atomic
-from gibbsprune.text import clock, percent, table
-from gibbsprune.training import pictures
-from gibbsprune.training.folder import RunFolder, run_names
-from gibbsprune.training.snapshots import load_snapshots
-from gibbsprune.training.spec import RunSpec
+from ..files import write_atomic
+from ..text import clock, percent, table, told
+from . import pictures
+from .folder import RunFolder, run_names
+from .snapshots import load_snapshots
+from .spec import RunSpec
 
 CONVERGED = 0.99  # the agreement of the last draw with the converged mask from which on nothing is said about it
 
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
     """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
-    drawn = _draw(folder, results) if pictures.available() else None
-    write_atomic(folder.path / "summary.md", summary_text(folder, results, drawn))
+    failed = ""
+    try:
+        drawn = _draw(folder, results) if pictures.available() else None
+    except Exception as error:  # whatever it is: a picture must never cost a run
+        drawn, failed = [], f"\nThe pictures could not be drawn ({told(error)}).\n"
+    write_atomic(folder.path / "summary.md", summary_text(folder, results, drawn) + failed)
 
 
 def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Sequence[str] | None) -> str:
@@ -158,30 +163,31 @@ def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
     """Draw what there is to draw and name it."""
     if is_mixed(folder.specs):
         return []  # curves of different methods have no common mean
-    histories = [history for history in folder.metrics() if history]
+    histories = [result["curve"] for result in results if result["curve"]]
+    here = Path(str(folder.path))
     dense, annealed = not folder.specs[0].how.prunes, folder.specs[0].method == "gibbs"
     drawn = []
     if histories:
-        pictures.draw_curves(folder.path / "curves.png", histories, dense or not annealed)
+        pictures.draw_curves(here / "curves.png", histories, dense or not annealed)
         drawn.append("curves.png")
     if dense:
         return drawn
     if histories and annealed:
-        pictures.draw_annealing(folder.path / "annealing.png", histories)
+        pictures.draw_annealing(here / "annealing.png", histories)
         drawn.append("annealing.png")
     if results[0].get("layers"):
-        pictures.draw_layers(folder.path / "layers.png", results[0]["layers"])
+        pictures.draw_layers(here / "layers.png", results[0]["layers"])
         drawn.append("layers.png")
     snapshots = load_snapshots(folder.runs[0] / "snapshots")
     if snapshots:
-        pictures.draw_masks(folder.path / "masks.png", snapshots)
+        pictures.draw_masks(here / "masks.png", snapshots)
         drawn.append("masks.png")
     return drawn
 
 
 def _files(folder: RunFolder) -> str:
     inside = "" if len(folder.runs) == 1 else f"{folder.runs[0].name}/"
-    kept = (folder.runs[0] / "kept.safetensors").exists()
+    kept = any(spec.how.keeps for spec in folder.specs)
     return "\n".join(
         [
             "- `run.json`: everything the run was told, with versions and hardware",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..files import write_atomic, write_json
 from ..text import clock, percent, table
-from . import pictures
-from .comparison import Cell, Entry
+from ..training import pictures
+from ..training.spec import RunSpec
+from .comparison import Compared, Entry
 from .comparison_picture import draw_comparison
-from .spec import RunSpec
+from .planner import RUNS
 
 NOTE = """\
 Mean ± standard deviation over the seeds of the last epoch's test accuracy with the final mask: with the batch-norm \
@@ -40,26 +42,26 @@ class Row:
         return statistics.fmean(self.accuracies)
 
 
-def rows(cells: Sequence[Cell]) -> list[Row]:
-    """One row per entry, the most accurate first."""
-    found: dict[Entry, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.entry, []).append(cell)
-    made = [_row(entry, own) for entry, own in found.items()]
+def rows(compared: Sequence[Compared], found: Mapping[str, dict[str, Any]]) -> list[Row]:
+    """One row per entry, the most accurate first, from the results by the names of the runs."""
+    entries: dict[Entry, list[Compared]] = {}
+    for one in compared:
+        entries.setdefault(one.entry, []).append(one)
+    made = [_row(entry, own, found) for entry, own in entries.items()]
     return sorted(made, key=lambda row: (-row.accuracy, row.epochs, row.entry.label))
 
 
-def _row(entry: Entry, cells: Sequence[Cell]) -> Row:
-    results, spec = [cell.result() for cell in cells], cells[0].spec
+def _row(entry: Entry, own: Sequence[Compared], found: Mapping[str, dict[str, Any]]) -> Row:
+    names, spec = [one.spec.name() for one in own], own[0].spec
     return Row(
         entry=entry,
-        accuracies=[result["accuracy"] for result in results],
-        recalibrated=[result["accuracy_recalibrated"] for result in results],
-        sparsity=statistics.fmean(result["sparsity"] for result in results),
+        accuracies=[found[name]["accuracy"] for name in names],
+        recalibrated=[found[name]["accuracy_recalibrated"] for name in names],
+        sparsity=statistics.fmean(found[name]["sparsity"] for name in names),
         epochs=spec.total_epochs,
         more=spec.total_epochs > spec.recipe.epochs,
-        seconds=statistics.fmean(result["seconds"] for result in results),
-        runs=[cell.where for cell in cells],
+        seconds=statistics.fmean(one.seconds(found) for one in own),
+        runs=[f"{RUNS}/{name}" for name in names],
     )
 
 

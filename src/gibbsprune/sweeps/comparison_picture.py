@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .pictures import GREY, _figure, _save, _tidy
+from ..training.pictures import GREY, figure_of, save, tidy
 
 if TYPE_CHECKING:
     from .comparison_report import Row
@@ -38,7 +38,7 @@ def draw_comparison(path: Path, rows: Sequence[Row], title: str) -> None:
     Points are Gibbs pruning and methods that need more epochs than the recipe has, with one standard deviation; dotted
     lines those that need none. The legend has the order of the table.
     """
-    figure, axes = _figure(11, 4.6, 1, 2, sharey=True)
+    figure, axes = figure_of(11, 4.6, 1, 2, sharey=True)
     panels = [("as trained", [row.accuracies for row in rows]), ("recalibrated", [row.recalibrated for row in rows])]
     means = [[100 * statistics.fmean(values) for values in found] for _, found in panels]
     low = _floor([value for values in means for value in values])
@@ -48,7 +48,7 @@ def draw_comparison(path: Path, rows: Sequence[Row], title: str) -> None:
             own = [(row.epochs, centre) for row, centre in zip(rows, centres) if row.entry.method == method]
             ax.plot(*zip(*sorted(own)), color=STYLES[method][0], linewidth=1, alpha=0.6)
         ax.set_xlim(0, 1.08 * max(row.epochs for row in rows))
-        _tidy(ax, name, "total training epochs")
+        tidy(ax, name, "total training epochs")
         if below := [f"{row.entry.label} {value:.0f}" for row, value in zip(rows, centres) if value < low]:
             ax.text(0.02, 0.02, "lower still:\n" + "\n".join(below), transform=ax.transAxes, fontsize=8, va="bottom",
                     backgroundcolor="white")  # fmt: skip
@@ -57,7 +57,7 @@ def draw_comparison(path: Path, rows: Sequence[Row], title: str) -> None:
     axes[0, 0].set_ylim(low, best + 0.1 * (best - low))
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.legend(handles, [row.entry.label for row in rows], frameon=False, fontsize=9, loc="outside right center")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw(ax: Any, rows: Sequence[Row], i: int, mean: float, deviation: float) -> Any:
