@@ -22,12 +22,12 @@ from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
 from gibbsprune.training import pictures
 from gibbsprune.training.comparison import LARGEST, Entry, choose, plan, train
 from gibbsprune.training.comparison_picture import STYLES, draw_comparison
 from gibbsprune.training.comparison_report import Row, result_table, spread, title, write_report
 from gibbsprune.training.folder import RunFolder, read_metrics
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL

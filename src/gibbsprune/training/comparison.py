@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..methods import METHODS, method
 from . import run
 from .folder import RunFolder, read_result, run_names
+from .methods import METHODS, method
 from .spec import RunSpec
 
 #: At most so many runs are fused into one fleet.

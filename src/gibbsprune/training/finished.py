@@ -22,7 +22,7 @@ from .spec import RunSpec
 class Finished:
     """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
 
-    ``kept`` are states from its way (:attr:`gibbsprune.methods.Method.keeps`), as ``what/name``.
+    ``kept`` are states from its way (:attr:`gibbsprune.training.methods.Method.keeps`), as ``what/name``.
     """
 
     spec: RunSpec
