@@ -204,8 +204,8 @@ def test_include_and_exclude_reach_the_run():
         ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
         ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
-        ("train --lr fast", "The recipe's lr is 'fast'; it must be a number above 0."),
-        ("train --milestones 9,3", "The recipe's milestones are (9, 3); they must increase."),
+        ("train --lr fast", "the recipe's lr is 'fast': allowed are numbers above 0"),
+        ("train --milestones 9,3", "the recipe's milestones is (9, 3): allowed are rising epochs"),
         ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits'"),
         (
             "train --sparsity 90",
@@ -224,7 +224,7 @@ def test_include_and_exclude_reach_the_run():
         ),
         (
             "train --structure kernel --hamiltonian square",
-            "hamiltonian 'square' is not possible for structure 'kernel'; possible are quadratic, sign, binary",
+            "hamiltonian is 'square': allowed are 'quadratic', 'sign', 'binary' with structure 'kernel'",
         ),
         ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
         ("train --device cuda:99", "device 'cuda:99' is not available: torch sees"),

@@ -22,12 +22,12 @@ from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
 from gibbsprune.training import pictures
 from gibbsprune.training.comparison import LARGEST, Entry, choose, plan, train
 from gibbsprune.training.comparison_picture import STYLES, draw_comparison
 from gibbsprune.training.comparison_report import Row, result_table, spread, title, write_report
 from gibbsprune.training.folder import RunFolder, read_metrics
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL
@@ -77,7 +77,7 @@ def test_methods_with_settings():
         (["--methods", ","], "--methods is ','; it must be names separated by commas"),
         (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
-        (["--methods", "l1:penalty=-1"], "penalty is '-1'; it must be a number of at least 0"),
+        (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
         (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),

@@ -17,11 +17,11 @@ from gibbsprune import data
 from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
 from gibbsprune.threshold import kept_count
 from gibbsprune.training import pictures, run
 from gibbsprune.training.folder import RunFolder, read_metrics
 from gibbsprune.training.interrupt import Interrupted
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.network import new_model
 from gibbsprune.training.progress import PlainProgress
 from gibbsprune.training.recipes import RECIPES

@@ -9,9 +9,9 @@ from torch import nn
 import own_networks
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import Binary, Linear, Quadratic
-from gibbsprune.methods.gibbs import hamiltonian, schedule
 from gibbsprune.models import build
 from gibbsprune.threshold import kept_count
+from gibbsprune.training.methods.gibbs import hamiltonian, schedule
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec

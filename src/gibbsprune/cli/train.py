@@ -6,7 +6,6 @@ import argparse
 import textwrap
 from typing import Any
 
-from gibbsprune import methods
 from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
@@ -25,6 +24,7 @@ from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
 from gibbsprune.samplers import SAMPLERS
 from gibbsprune.structures import STRUCTURES, as_structure
+from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
 from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.recipes import FIELDS
 
 #: Recipe fields that have an option of their own elsewhere or none at all.

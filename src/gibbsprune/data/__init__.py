@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.cifar10 import cifar10_from_pngs, get_cifar10, load_cifar10
-from gibbsprune.data.digits import load_digits
-from gibbsprune.data.npz import load_npz
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .arrays import Arrays
+from .cifar10 import cifar10_from_pngs, get_cifar10, load_cifar10
+from .digits import load_digits
+from .npz import load_npz
 
 __all__ = ["Arrays", "cifar10_from_pngs", "get_cifar10", "load", "load_cifar10", "load_digits", "load_npz"]
 

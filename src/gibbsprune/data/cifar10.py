@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
-from gibbsprune.data.download import FetchError, Progress
-from gibbsprune.errors import UserError
-from gibbsprune.files import Lock, atomic, make_folder
+from ..errors import UserError
+from ..files import Lock, atomic, make_folder
+from .arrays import Arrays
+from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
+from .download import FetchError, Progress
 
 FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")

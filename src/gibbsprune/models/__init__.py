@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.models.describe import describe, describe_table
-from gibbsprune.models.resnet import ResNet, resnet
-from gibbsprune.text import told
+from ..errors import UserError
+from ..text import told
+from .describe import describe, describe_table
+from .resnet import ResNet, resnet
 
 __all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet"]
 

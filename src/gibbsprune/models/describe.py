@@ -63,7 +63,7 @@ def describe(model: nn.Module) -> list[Row]:
 
 def describe_table(names: Sequence[str], classes: int = 10, channels: int = 3) -> str:
     """`describe` of the networks of these names (see `build`), one line each, as text."""
-    from gibbsprune.models import build
+    from . import build
 
     described = {name: describe(build(name, classes, channels)) for name in names}
     parts = [*ROWS, "other", "all"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..methods import METHODS, method
+from ..training.methods import METHODS, method
 from ..training.spec import RunSpec
 from . import declare, results
 from .drive import Driver

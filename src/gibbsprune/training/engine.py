@@ -25,13 +25,13 @@ from ..data.arrays import Arrays
 from ..lanes import Lanes
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
-from ..methods import Rule
 from ..recalibration import recalibrate
 from ..threshold import mean_squares, quantile
 from .batches import Batches
 from .capture import Step, compiled
 from .finished import Finished
 from .fuse import fuse, share
+from .methods import Rule
 from .network import new_model, stream, takes_channels_last
 from .optimizers import FlatOptimizer
 from .ranks import ALONE, Ranks

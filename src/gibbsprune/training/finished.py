@@ -33,7 +33,7 @@ class Untrusted(UserError):
 class Finished:
     """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
 
-    ``kept`` are states from its way (what :class:`Method.keeps` says), as ``what/name``.
+    ``kept`` are states from its way (:attr:`gibbsprune.training.methods.Method.keeps`), as ``what/name``.
     """
 
     spec: RunSpec

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import methods
 from ..checks import (
     bad,
     check_number,
@@ -27,6 +26,7 @@ from ..errors import UserError
 from ..hamiltonians import Quadratic, as_hamiltonian, possible
 from ..samplers import resolve
 from ..structures import STRUCTURES, as_structure
+from . import methods
 from .recipes import RECIPES, Recipe
 
 METHODS = tuple(methods.METHODS)

@@ -6,15 +6,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..checks import number, optional, text
-from ..errors import UserError
-from ..law import Site
+from ...checks import number, optional, text
+from ...errors import UserError
+from ...law import Site
 from .method import Method, Phase, Setting, training
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..finished import Finished
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 #: Learning rates of fine-tuning, as a share of the recipe's: the paper's 1e-5 of 1e-3, but for digits, whose epochs are
 #: of 22 steps, the best of 0.01, 0.1 and 0.3 on images held out of the training set (two seeds).

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ..checks import whole
-from ..law import Site
-from ..threshold import keep_largest, kept_count
+from ...checks import whole
+from ...law import Site
+from ...threshold import keep_largest, kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
 
 if TYPE_CHECKING:
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 
 class Magnitude(AfterTraining):

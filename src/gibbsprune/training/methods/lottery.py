@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..checks import optional, text, whole
-from ..errors import UserError
-from ..law import Site
+from ...checks import optional, text, whole
+from ...errors import UserError
+from ...law import Site
 from .after_training import AfterTraining, check_recipe
 from .magnitude import largest
 from .method import Phase, Setting, training
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..finished import Finished
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 REWIND = 500
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..checks import Parser
-from ..law import Site
+from ...checks import Parser
+from ...law import Site
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..finished import Finished
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Method:
 
     def structure_of(self, spec: RunSpec, layer: nn.Module) -> Any:
         """How a layer is cut into neighbourhoods."""
-        from ..structures import as_structure
+        from ...structures import as_structure
 
         return as_structure(spec.structure, layer)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..checks import number
+from ...checks import number
 from .magnitude import largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
-    from ..training.replica import Replica
+    from ..replica import Replica
 
 
 class Gradual(Method):

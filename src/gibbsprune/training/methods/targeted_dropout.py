@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..checks import flag, number
-from ..errors import UserError
-from ..law import Site
-from ..samplers import Source
-from ..threshold import Segments, mean_squares
+from ...checks import flag, number
+from ...errors import UserError
+from ...law import Site
+from ...samplers import Source
+from ...threshold import Segments, mean_squares
 from .method import Method, Setting
 
 if TYPE_CHECKING:
-    from ..training.spec import RunSpec
+    from ..spec import RunSpec
 
 
 class TargetedDropout(Method):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..checks import text
-from ..errors import UserError
-from ..law import Site
+from ...checks import text
+from ...errors import UserError
+from ...law import Site
 from .method import Method, Setting
 
 if TYPE_CHECKING:
-    from ..training.finished import Finished
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..finished import Finished
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 
 class Reinit(Method):

@@ -10,7 +10,7 @@ from .magnitude import largest
 from .method import Method
 
 if TYPE_CHECKING:
-    from ..training.replica import Replica
+    from ..replica import Replica
 
 
 class RandomMask(Method):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..hamiltonians import Binary, Hamiltonian, Quadratic, as_hamiltonian
-from ..law import Law, Site
-from ..schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule
-from ..structures import as_structure
+from ...hamiltonians import Binary, Hamiltonian, Quadratic, as_hamiltonian
+from ...law import Law, Site
+from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule
+from ...structures import as_structure
 from .method import Method
 
 if TYPE_CHECKING:
-    from ..training.spec import RunSpec
+    from ..spec import RunSpec
 
 
 class Gibbs(Method):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..checks import number
+from ...checks import number
 from .method import Method, Setting
 
 if TYPE_CHECKING:
-    from ..training.spec import RunSpec
+    from ..spec import RunSpec
 
 
 class L1(Method):

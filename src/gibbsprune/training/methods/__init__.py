@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..checks import check_one_of
+from ...checks import check_one_of
 from .dense import Dense
 from .filter_l1 import FilterL1
 from .gibbs import Gibbs

@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import whole
-from ..errors import UserError
-from ..structures import Filter
-from ..threshold import kept_count
+from ...checks import whole
+from ...errors import UserError
+from ...structures import Filter
+from ...threshold import kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
 
 if TYPE_CHECKING:
-    from ..training.replica import Replica
-    from ..training.spec import RunSpec
+    from ..replica import Replica
+    from ..spec import RunSpec
 
 PLACES = 10  # sampled per image
 
