@@ -10,11 +10,12 @@ from torch import nn
 
 from gibbsprune.errors import UserError
 from gibbsprune.threshold import kept_count
-from gibbsprune.training.finished import Finished, save_finished
+from gibbsprune.training.finished import Finished
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.fuse import share
 from gibbsprune.training.optimizers import FlatOptimizer
 from method_bench import RECIPE, SMALL, few, spec
+from sweep_bench import keep
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +210,8 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
             trained = {name: value.clone() for name, value in fleet.engines[0].run_state(0).items()}
         fleet.train_epoch(watch)
     fleet.finish()
-    file = tmp_path / "first.safetensors"
-    save_finished(file, fleet.finished(0))
+    file = tmp_path / "first"
+    keep(file, fleet.finished(0))
     second = small("lottery", sparsity=0.875, settings={"rounds": 3, "rewind_step": 4, "from": str(file)})
     assert (second.own_epochs, second.total_epochs) == (6, 8)
     other = Fleet([second], digits)
@@ -240,14 +241,14 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
 )
 def test_a_lottery_does_not_start_from_another_training(digits, tmp_path, changes, said):
     first = small("lottery", settings={"rounds": 1, "rewind_step": 4})
-    file = tmp_path / "first.safetensors"
-    save_finished(file, Fleet([first], digits).finished(0))
+    file = tmp_path / "first"
+    keep(file, Fleet([first], digits).finished(0))
     settings = {"rewind_step": 4, **changes.get("settings", {}), "from": str(file)}
     wanted = small("lottery", **{**changes, "settings": settings})
     with pytest.raises(UserError, match=said):
         Fleet([wanted], digits)
     bare = Fleet([first], digits).finished(0)
-    save_finished(file, Finished(bare.spec, bare.model, bare.masks))
+    keep(file, Finished(bare.spec, bare.model, bare.masks))
     with pytest.raises(UserError, match="holds the end of its training alone"):
         Fleet([small("lottery", settings={"rewind_step": 4, "from": str(file)})], digits)
 
@@ -279,8 +280,8 @@ def test_the_rounds_of_a_lottery_one_run_at_a_time(digits, tmp_path):
         before = fleet.finished(1)
         early = early or before.kept
         assert all(torch.equal(value, before.kept[name]) for name, value in early.items())
-        sources.append(str(tmp_path / f"round{number}.safetensors"))
-        save_finished(Path(sources[-1]), before)
+        sources.append(str(tmp_path / f"round{number}"))
+        keep(Path(sources[-1]), before)
     whole = small("lottery", settings={**same, "from": sources[1]})
     Fleet([whole], digits).engines[0].enter(0)  # the first training serves all rounds together as well
     for number, source in ((3, 2), (2, 1)):
@@ -300,7 +301,7 @@ def sources(digits, tmp_path_factory):
         fleet.train_epoch()
     fleet.finish()
     for k, one in enumerate(specs):
-        save_finished(folder / f"{one.method}.safetensors", Finished(one, fleet.model(k).state_dict(), fleet.final[k]))
+        keep(folder / one.method, Finished(one, fleet.model(k).state_dict(), fleet.final[k]))
     return folder
 
 

@@ -48,6 +48,7 @@ def make(tmp_path, method="gibbs", seeds=(0,)):
     specs = [RunSpec(model="resnet8", method=method, epochs=8, seed=seed) for seed in seeds]
     about = {"hardware": {"cpu": "a processor"}, "versions": {"torch": "2.6"}}
     folder = RunFolder.create(tmp_path / "r", specs, about)
+    curve = []
     for epoch in range(1, 9):
         record = {
             "epoch": epoch,
@@ -58,14 +59,14 @@ def make(tmp_path, method="gibbs", seeds=(0,)):
             "beta": None if method == "dense" else 0.7 * 4.0**epoch,
             "agreement": None if method == "dense" else 1 - 0.5**epoch,
         }
-        folder.append_metrics([record] * len(specs))
+        curve.append(record)
         if method != "dense" and epoch in snapshot_epochs(6, 8):
             keep = 0.5 + 0.4 * epoch / 8
             masks = {"layer1.0.conv1": torch.rand(16, 16, 3, 3, generator=torch.Generator().manual_seed(epoch)) > keep}
             for run in folder.runs:
                 save_snapshot(run / "snapshots", masks, epoch, record["beta"])
     folder.unlock()
-    return folder
+    return folder, {**RESULT, "curve": curve}
 
 
 HEAD = """\
@@ -90,8 +91,8 @@ LAYER_TABLE = """\
 
 
 def test_summary_of_a_run(tmp_path):
-    folder = make(tmp_path)
-    summary.write_summary(folder, [RESULT])
+    folder, result = make(tmp_path)
+    summary.write_summary(folder, [result])
     text = (folder.path / "summary.md").read_text()
     assert text.startswith(HEAD)
     assert LAYER_TABLE in text
@@ -108,16 +109,16 @@ def test_summary_of_a_run(tmp_path):
 
 
 def test_summary_of_a_dense_run_has_no_masks(tmp_path):
-    folder = make(tmp_path, "dense")
-    summary.write_summary(folder, [{**RESULT, "layers": [], "sparsity": 0.0}])
+    folder, result = make(tmp_path, "dense")
+    summary.write_summary(folder, [{**result, "layers": [], "sparsity": 0.0}])
     text = (folder.path / "summary.md").read_text()
     assert "resnet8 on digits, dense, reached **97.12 %** test accuracy." in text
     assert sorted(path.name for path in folder.path.glob("*.png")) == ["curves.png"]
 
 
 def test_summary_of_a_fleet_tells_the_spread(tmp_path):
-    folder = make(tmp_path, seeds=(0, 1))
-    summary.write_summary(folder, [RESULT, {**RESULT, "accuracy": 0.9812}])
+    folder, result = make(tmp_path, seeds=(0, 1))
+    summary.write_summary(folder, [result, {**result, "accuracy": 0.9812}])
     text = (folder.path / "summary.md").read_text()
     assert "**97.62 %** ± 0.71 (2 seeds)" in text
     assert "| seed 1 |  98.12 % |" in text
@@ -127,16 +128,16 @@ def test_summary_of_a_fleet_tells_the_spread(tmp_path):
 
 def test_without_matplotlib_the_summary_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "available", lambda: False)
-    folder = make(tmp_path)
-    summary.write_summary(folder, [RESULT])
+    folder, result = make(tmp_path)
+    summary.write_summary(folder, [result])
     assert "No pictures: matplotlib is not installed" in (folder.path / "summary.md").read_text()
     assert not list(folder.path.glob("*.png"))
 
 
 def test_the_same_run_gives_the_same_pictures(tmp_path):
-    folder = make(tmp_path)
-    pictures.draw_curves(tmp_path / "a.png", folder.metrics(), dense=False)
-    pictures.draw_curves(tmp_path / "b.png", folder.metrics(), dense=False)
+    _, result = make(tmp_path)
+    pictures.draw_curves(tmp_path / "a.png", [result["curve"]], dense=False)
+    pictures.draw_curves(tmp_path / "b.png", [result["curve"]], dense=False)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 

@@ -51,7 +51,9 @@ def add_parser(commands: Any) -> None:
         else:
             action.add_argument("--list", action="store_true", help="every run with its state")
         action.set_defaults(handler=handler, parser=action)
-    action = actions.add_parser("report", help="write the page again", description="Write the page of a sweep's results.")
+    action = actions.add_parser(
+        "report", help="write the page again", description="Write the page of a sweep's results."
+    )
     action.add_argument("results", metavar="PLACE", help="raw results: a folder or s3://…")
     action.add_argument("--out", type=Path, metavar="FOLDER", help="where index.html goes (report/<results>)")
     action.set_defaults(handler=report, parser=action)
@@ -98,12 +100,13 @@ def orders_of(options: argparse.Namespace, results: str, work: str) -> Any:
         if isinstance(where, Path) and where.exists() and not (where.is_dir() and os.access(where, os.R_OK | os.X_OK)):
             raise UserError(f"{name} is {where}, which is not a folder that can be read")
     values = {name: value for name in _ORDERS if (value := getattr(options, name, None)) is not None}
-    for name in ("address", "cpus", "gpus"):
-        if name in values and values["engine"] != "ray":
-            raise UserError(f"--{name} {values[name]} is of a Ray cluster; give --engine ray as well")
     if "checkpoint_every" in options:
         values["checkpoint_seconds"] = options.checkpoint_every
-    return Orders(*places, **values)
+    orders = Orders(*places, **values)
+    for name in ("address", "cpus", "gpus"):
+        if name in values and orders.engine != "ray":
+            raise UserError(f"--{name} {values[name]} is of a Ray cluster; give --engine ray as well")
+    return orders
 
 
 def _driver(options: argparse.Namespace) -> Any:
@@ -126,7 +129,11 @@ def run(options: argparse.Namespace) -> int:
             print(line)
         return 0
     finish(driver, "sweep")
-    return _page(driver.orders.results, None)
+    try:
+        _write_page(driver.orders.results, None)
+    except UserError as error:  # the results are there, whatever is wrong with their page
+        print(f"no page: {error}")
+    return 0
 
 
 def finish(driver: Any, command: str) -> None:
@@ -161,16 +168,18 @@ def report(options: argparse.Namespace) -> int:
     """Write the page."""
     from gibbsprune.training.places import place
 
-    return _page(place(options.results), options.out)
+    _write_page(place(options.results), options.out)
+    return 0
 
 
-def _page(results: Any, out: Path | None) -> int:
-    from gibbsprune.sweeps import page
-    from gibbsprune.sweeps.results import names
+def _write_page(results: Any, out: Path | None) -> None:
+    from gibbsprune.files import make_folder
+    from gibbsprune.sweeps.page import write_page
+    from gibbsprune.sweeps.results import read_all
 
-    if not names(results):
+    if not (found := read_all(results)):
         raise UserError(f"{results} holds no results")
     folder = out or Path("report") / results.name
-    page.write(results, folder)
+    make_folder(folder)
+    write_page(folder / "index.html", found, title=results.name)
     print(f"Open {folder / 'index.html'} in a browser.")
-    return 0

@@ -14,7 +14,9 @@ def add_parser(commands: Any) -> None:
     """Add ``tune`` to the commands."""
     meaning = "tune β ranges and the coupling on held-out training images"
     parser = commands.add_parser("tune", help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
-    parser.add_argument("--data", default="cifar10", metavar="NAME", help="cifar10, digits, or your own path.npz (cifar10)")
+    parser.add_argument(
+        "--data", default="cifar10", metavar="NAME", help="cifar10, digits, or your own path.npz (cifar10)"
+    )
     parser.add_argument("--model", default="resnet20", metavar="NAME", help="network, as in train (resnet20)")
     parser.add_argument("--recipe", metavar="NAME", help="as in train (the data's own, else paper)")
     parser.add_argument("--sparsity", type=number, metavar="P", help="the fraction removed (0.9; filters 0.75)")
@@ -22,7 +24,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seeds", type=seed_list, default=[0, 1], metavar="A-B", help="runs of each candidate (0-1)")
     parser.add_argument("--holdout", type=whole, default=5000, metavar="N", help="training images held out (5000)")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="weight-abs, kernel-quadratic …")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="choice and evidence (results/tune/<data>-<model>.json)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="choice and evidence (results/tune/<data>-<model>.json)"
+    )
     parser.add_argument("--work", default="runs/tune", metavar="PLACE", help="(runs/tune)")
     add_how(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan with its times; train nothing")

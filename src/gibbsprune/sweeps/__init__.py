@@ -2,7 +2,7 @@
 
     file ─► runs ─► survey (what is done, begun, ready) ─► plan (fleets) ─► workers (here, processes, Ray) ─► results
 
-``declare`` reads the file, ``results`` has one record per run, ``planner`` says what to train next and ``pace`` how long
-that takes, ``fleets`` trains one fleet, ``workers`` say where, ``drive`` goes on until nothing is missing, ``page`` shows
-what came out.
+``declare`` reads the file, ``results`` has one record per run, ``planner`` says what to train next and ``pace`` how
+long that takes, ``fleets`` trains one fleet, ``workers`` say where, ``drive`` goes on until nothing is missing,
+``page`` shows what came out. ``comparison`` and ``tuning`` make sweeps of their own.
 """

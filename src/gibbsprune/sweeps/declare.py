@@ -1,8 +1,8 @@
 """What a sweep is: the runs of a small YAML file, or of a Python file with a function ``runs``.
 
 In YAML, ``base`` is what the runs share, and ``grid`` has a list of values for each thing that varies, of which every
-combination is a run (the last thing varies fastest); or ``runs`` is a list of what each run changes. The things are those
-of the command line: fields of a run, of its recipe, and settings of its method::
+combination is a run (the last thing varies fastest); or ``runs`` is a list of what each run changes. The things are
+those of the command line: fields of a run, of its recipe, and settings of its method::
 
     base: {data: digits, model: resnet8, epochs: 10}
     grid:
@@ -11,8 +11,8 @@ of the command line: fields of a run, of its recipe, and settings of its method:
 
 ``from: {method: dense}`` starts a run from another one like it with these changes, which is trained first.
 
-In Python, ``runs()`` gives :class:`RunSpec` objects, the most important first. As ``runs(results)`` it is called again after
-each fleet with the results so far, by the names of their runs: runs may follow from results.
+In Python, ``runs()`` gives :class:`RunSpec` objects, the most important first. As ``runs(results)`` it is called again
+after each fleet with the results so far, by the names of their runs: runs may follow from results.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import data
+from ..checks import bad, check_whole
 from ..errors import UserError
 from ..text import first_line, told
 from ..training.recipes import FIELDS, Recipe, recipe
@@ -61,8 +62,8 @@ class Sweep:
                 raise UserError(f"{self.name}: runs() gave a {type(spec).__name__}; it must give RunSpec objects")
             if found.setdefault(spec.name(), spec) != spec:
                 raise UserError(
-                    f"{self.name} has two different runs with the name {spec.name()}; files of data must differ in their "
-                    "names, too"
+                    f"{self.name} has two different runs with the name {spec.name()}; files of data must differ in "
+                    "their names, too"
                 )
             if len(found) > LARGEST:
                 raise UserError(f"{self.name} has more than {LARGEST:,} runs")
@@ -183,20 +184,22 @@ def _grid(found: Any) -> Iterable[dict[str, Any]]:
 
 
 def run_of(values: Mapping[str, Any], folder: Path | None = None) -> list[RunSpec]:
-    """A run from flat names and values, as a command line has them; before it the run that it starts from, if it says so.
+    """A run from flat names and values, as a command line has them; before it the run that it starts from, if any.
 
     Paths of data are taken from ``folder``.
     """
     before: list[RunSpec] = []
     own = {name: value for name, value in values.items() if name in _FIELDS}
-    if isinstance(own.get("data"), str) and folder is not None:
+    if not isinstance(own.setdefault("data", "digits"), str):
+        raise bad("data", own["data"], "names")
+    if folder is not None:
         own["data"] = data.absolute(own["data"], folder)
     rest = {name: value for name, value in values.items() if name not in _FIELDS}
     if isinstance(source := rest.get("from"), Mapping):
         shared = {name: value for name, value in values.items() if name in {*_FIELDS, *FIELDS} - {"method"}}
         before = run_of({**shared, **source}, folder)
         rest["from"] = before[-1].name()
-    own["recipe"] = _recipe(own.pop("recipe", None), own.pop("epochs", None), rest, own.get("data", "digits"))
+    own["recipe"] = _recipe(own.pop("recipe", None), own.pop("epochs", None), rest, own["data"])
     for name in ("sparsity", "coupling"):
         own |= {name: _number(own[name])} if name in own else {}
     return [*before, RunSpec(**own, settings={name: value for name, value in rest.items() if name not in FIELDS})]
@@ -205,12 +208,10 @@ def run_of(values: Mapping[str, Any], folder: Path | None = None) -> list[RunSpe
 def _recipe(named: Any, epochs: Any, rest: Mapping[str, Any], of_data: str) -> Recipe:
     """The recipe by name, over so many epochs, with single fields changed."""
     if named is not None and not isinstance(named, str):
-        raise UserError(f"recipe is {named!r}; it must be a name, with single fields of it beside it")
+        raise bad("recipe", named, "names, with single fields beside them")
     chosen = default_recipe(of_data) if named is None else recipe(named)
     if epochs is not None:
-        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-            raise UserError(f"epochs is {epochs!r}; it must be a whole number from 1")
-        chosen = scale_recipe(chosen, epochs)
+        chosen = scale_recipe(chosen, check_whole("epochs", epochs))
     return chosen.replace(**{name: value for name, value in rest.items() if name in FIELDS and name != "name"})
 
 

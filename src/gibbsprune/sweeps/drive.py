@@ -32,7 +32,9 @@ class Driver:
         self.sweep, self.orders = sweep, orders
         self.display = display or make_display()
         self.found = results.Found(orders.results)
-        self.lost: dict[Place, tuple[int, int]] = {}  # the epoch at which a fleet's worker was lost, and how often there
+        self.lost: dict[
+            Place, tuple[int, int]
+        ] = {}  # the epoch at which a fleet's worker was lost, and how often there
 
     def survey(self) -> Survey:
         """Where the sweep stands now."""
@@ -55,9 +57,9 @@ class Driver:
             return state
         make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
         make_folder(self.orders.work)
-        with contextlib.closing(workers_of(self.orders, self.sweep, self._keep(), self.display)) as workers:
-            with self.display:
-                state = self._drive(workers, ends, after)
+        workers = workers_of(self.orders, self.sweep, self._keep(), self.display)
+        with contextlib.closing(workers), self.display:
+            state = self._drive(workers, ends, after)
         self._clear(state)
         return state
 
@@ -83,7 +85,9 @@ class Driver:
                     planner.begin(fleets[0].folder, fleets[0].specs)
                     workers.submit(fleets[0], left)
                 except Busy:
-                    self.display.text(f"{fleets[0].folder.name} is being trained by another process: it is left to that one")
+                    self.display.text(
+                        f"{fleets[0].folder.name} is being trained by another process: it is left to that one"
+                    )
                     elsewhere.add(fleets[0].folder)
                 continue
             if not workers.running:
@@ -116,8 +120,8 @@ class Driver:
             return f"{folder.name} failed: {fleet.failed}"
         if fleet.finished and (lacking := results.missing(self.orders.results, fleet.specs)):
             return (
-                f"{folder.name} failed: its result {lacking[0].name()} is not in {self.orders.results}; every node must "
-                "see that place"
+                f"{folder.name} failed: its result {lacking[0].name()} is not in {self.orders.results}; every node "
+                "must see that place"
             )
         if not fleet.lost or not (folder / "run.json").exists():  # or lost after its last deed
             return ""
@@ -157,14 +161,15 @@ class Driver:
             return [f"{len(state.done)} runs are done, nothing is missing"]
         with contextlib.closing(workers_of(orders, self.sweep, None, self.display, planning=True)) as workers:
             pace = workers.pace().learn(orders.work)
-            pace.try_out([*state.queue, *(specs[0] for specs in state.begun.values())])
+            pace.try_out([*state.queue, *(specs[0] for specs in state.begun.values())], planning=True)
         budget = orders.budget - MARGIN
         fleets = planner.plan(state, orders.work, pace, budget, orders.at_most, orders.leave_unfinished)
         lines = [line for fleet in fleets for line in (describe(fleet, state), *(f"  {s.name()}" for s in fleet.specs))]
         taken = sum(len(fleet.specs) for fleet in fleets)
         rest = sum(map(len, state.begun.values())) + len(state.queue) - taken
         lines.append(
-            f"{taken} runs in {len(fleets)} fleets, about {clock(sum(fleet.seconds for fleet in fleets))} on {pace.device}"
+            f"{taken} runs in {len(fleets)} fleets, about {clock(sum(fleet.seconds for fleet in fleets))} on "
+            + pace.device
             + (" one after another" if orders.several else "")
             + (f"; {rest} runs do not fit" if rest else "")
         )

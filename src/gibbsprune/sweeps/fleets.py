@@ -83,7 +83,8 @@ def _train(fleet: Fleet, folder: RunFolder, job: Job, say: Saying) -> bool:
     pace.note(work, pace.device_name(fleet.device), pace.kind_of(fleet.specs[0]), on_its_way.allowed)
     if not finished:
         say.text(
-            f"stopped after epoch {fleet.epoch} of {fleet.epochs}: no more fits into the {clock(max(0.0, allowed))} it had"
+            f"stopped after epoch {fleet.epoch} of {fleet.epochs}: no more fits into the {clock(max(0.0, allowed))} "
+            "it had"
         )
         return False
     for k, record in enumerate(outputs.records(on_its_way, fleet.finish(), job.revision)):

@@ -57,14 +57,16 @@ class Pace:
         self.starts = {kind: statistics.median(seconds) for kind, seconds in starts.items()}
         return self
 
-    def try_out(self, specs: Sequence[RunSpec]) -> None:
-        """Tries a few steps of each network that has not been seen here; data that are not there stay unknown."""
+    def try_out(self, specs: Sequence[RunSpec], planning: bool = False) -> None:
+        """Tries a few steps of each network that was not seen here; for a plan, what cannot be tried stays unknown."""
         for spec in specs:
             kind = kind_of(spec)
             if self.trial is not None and kind not in self.epochs and kind not in self.tried:
                 try:
                     self.tried[kind] = {1: TESTING * self.trial(spec)}
                 except UserError:
+                    if not planning:
+                        raise
                     self.tried[kind] = {}
 
     def epoch(self, kind: Kind, runs: int) -> float:
@@ -77,7 +79,7 @@ class Pace:
         return self.starts.get(kind_of(specs[0]), start_seconds("cpu" if self.device == "cpu" else "cuda"))
 
     def seconds(self, specs: Sequence[RunSpec], done: int = 0) -> float:
-        """A whole fleet, of which some epochs may be done already. Shorter runs start later, so that all end together."""
+        """A whole fleet, of which some epochs may be done. Shorter runs start later, so that all end together."""
         kind, longest = kind_of(specs[0]), max(spec.own_epochs for spec in specs)
         begins = sorted({longest - spec.own_epochs for spec in specs})
         total = 0.0

@@ -1,4 +1,4 @@
-"""Where a sweep stands, and what to train next: half-done fleets first, then fleets of ready runs that fit into the time."""
+"""Where a sweep stands, and what to train next: half-done fleets first, then ready runs that fit into the time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def survey(chosen: Sequence[RunSpec], everything: Sequence[RunSpec], have: Colle
         if named is None or named in kept or (named not in by_name and _is_folder(named)):
             return None
         if named not in by_name:
-            raise UserError(f"{spec.name()} starts from {named}, which is no run of the sweep and no finished run's folder")
+            raise UserError(
+                f"{spec.name()} starts from {named}, which is no run of the sweep and no finished run's folder"
+            )
         return named
 
     def want(spec: RunSpec, weights: bool) -> None:
@@ -104,7 +106,7 @@ def survey(chosen: Sequence[RunSpec], everything: Sequence[RunSpec], have: Colle
 def _own(
     fleets: Mapping[Place, list[RunSpec]], everything: Sequence[RunSpec], have: Collection[str], kept: Collection[str]
 ) -> dict[Place, list[RunSpec]]:
-    """The half-done fleets of this sweep from which something is to be had: a result, or weights that are waited for."""
+    """The half-done fleets of this sweep from which something is to be had: a result, or weights others wait for."""
     by_name, networks = {spec.name(): spec for spec in everything}, {spec.model for spec in everything}
     awaited = _awaited(everything, have, kept)
     return {
@@ -270,9 +272,7 @@ def _followers(queue: Sequence[RunSpec]) -> dict[str, int]:
     return chain
 
 
-def _company(
-    ready: Sequence[RunSpec], at_most: int, waiting: Mapping[str, int], left: _Left
-) -> list[RunSpec]:
+def _company(ready: Sequence[RunSpec], at_most: int, waiting: Mapping[str, int], left: _Left) -> list[RunSpec]:
     """The first run and those to train with it: of as many epochs, then shorter ones, which work beside them.
 
     The longest of the next runs sets the length. Where not all find room, those come first for which others wait: the

@@ -1,4 +1,4 @@
-"""Raw results: one small JSON file per run, written once and never edited by hand, and what each image was taken for."""
+"""Raw results: one small JSON file per run, written once and never edited, and what each test image was taken for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(folder: Place, spec: RunSpec) -> Place:
 
 
 def write(folder: Place, record: Mapping[str, Any], predictions: Tensor | None = None) -> Place:
-    """Writes a run's result (:func:`gibbsprune.training.result.make`) and, before it, the class it saw in each test image."""
+    """Writes a run's result (:func:`gibbsprune.training.result.make`), and the class it saw in each test image."""
     make_folder(folder)
     if predictions is not None:
         buffer = io.BytesIO()

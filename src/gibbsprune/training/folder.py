@@ -21,6 +21,9 @@ from .places import Place, place
 from .spec import RunSpec
 
 FORMAT = 1
+#: What ``run.json`` says beside the runs.
+ABOUT = {"versions": dict, "hardware": dict, "options": dict, "resumed": list, "device": str, "data_sha256": str,
+         "ranks": int}  # fmt: skip
 #: What a run writes into its folder.
 OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
              "summary.md")  # fmt: skip
@@ -107,6 +110,11 @@ class RunFolder:
             if isinstance(error, UserError):
                 raise ReadError(f"{file}: {error}") from None
             raise ReadError(f"{file} has been changed and tells of no run any more") from error
+        if not folder.specs:
+            raise ReadError(f"{file} has been changed and tells of no run any more")
+        for name, kind in ABOUT.items():
+            if name in folder.record and not isinstance(folder.record[name], kind):
+                raise ReadError(f"{file} has been changed: {name} is {str(folder.record[name])[:40]!r}")
         return folder
 
     def told(self, *names: str) -> Any:

@@ -262,7 +262,7 @@ def _options(folder: RunFolder) -> Options:
     told = {field.name: folder.told("options", field.name) for field in fields(Options)}
     for field in fields(Options):
         kind = (int, float) if field.type == "float" else {"int": int, "bool": bool}[str(field.type)]
-        if not isinstance(told[field.name], kind):
+        if not isinstance(told[field.name], kind) or (field.name == "checkpoint_epochs" and told[field.name] < 1):
             raise ReadError(f"{folder.path / 'run.json'} has been changed: {field.name} is {told[field.name]!r}")
     return Options(**told)
 
@@ -270,7 +270,7 @@ def _options(folder: RunFolder) -> Options:
 def _take_threads(folder: RunFolder) -> None:
     """As many as before: sums depend on how they are divided."""
     threads = folder.told("hardware", "threads")
-    if not isinstance(threads, int) or not 1 <= threads <= 4096:
+    if type(threads) is not int or not 1 <= threads <= 4096:
         raise ReadError(f"{folder.path / 'run.json'} has been changed: hardware.threads is {threads!r}")
     torch.set_num_threads(threads)
 
@@ -284,7 +284,10 @@ def _check_packages(options: Options) -> None:
 def _ranks_before(folder: RunFolder) -> int:
     """On how many processes a run was trained last."""
     last = [folder.record, *folder.told("resumed")][-1]
-    return int(last.get("ranks", 1)) if isinstance(last, dict) else 1
+    count = last.get("ranks", 1) if isinstance(last, dict) else None
+    if not isinstance(count, int):
+        raise ReadError(f"{folder.path / 'run.json'} has been changed: resumed ends with {str(last)[:40]!r}")
+    return count
 
 
 def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], ranks: Ranks, progress: PlainProgress) -> None:

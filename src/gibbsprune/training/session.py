@@ -159,7 +159,8 @@ class Session:
 class Allowance:
     """Whether one more epoch fits into the time that a session has, and what its epochs took.
 
-    ``seen`` are the seconds of epochs by the number of runs that trained in them, those left out that started an engine.
+    ``seen`` are the seconds of epochs by the number of runs that trained in them; those that started an engine do not
+    count.
     """
 
     def __init__(self, seconds: float, start: float) -> None:

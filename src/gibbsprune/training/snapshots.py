@@ -15,7 +15,7 @@ import torch
 
 from ..files import make_folder, write_atomic
 from ..text import told
-from .places import Place
+from .places import Place, files
 
 COUNT = 6  # pictures, evenly spaced over the annealing
 SIDE = 32  # at most so many kernels shown in each direction
@@ -75,7 +75,7 @@ def save_snapshot(folder: Place, masks: Mapping[str, torch.Tensor], epoch: int, 
 def load_snapshots(folder: Place) -> list[Snapshot]:
     """The snapshots of a run, hottest first; damaged ones are left out: a picture must never cost a run."""
     found = []
-    for path in sorted(folder.glob("epoch-*.npz"), key=str):
+    for path in files(folder, "epoch-*.npz"):
         try:
             found.append(_read(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, MemoryError, zlib.error, BadZipFile,

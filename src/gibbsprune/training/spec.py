@@ -82,6 +82,9 @@ class RunSpec:
     settings: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("data", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise bad(name, getattr(self, name), "names")
         check_one_of("method", self.method, METHODS)
         check_one_of("structure", self.structure, STRUCTURES)
         check_one_of("precision", self.precision, PRECISIONS)

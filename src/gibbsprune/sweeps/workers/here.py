@@ -70,5 +70,3 @@ def clear(device: torch.device) -> None:
     if device.type == "cuda":
         torch.compiler.reset()
         torch.cuda.empty_cache()
-
-

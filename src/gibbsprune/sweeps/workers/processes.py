@@ -1,14 +1,16 @@
 """Fleets side by side on this machine: one process per fleet, on the devices in turn.
 
 A process reads its job from its standard input and tells of its fleet on its standard output, one JSON object per line;
-anything else that it writes is shown as it is.
+anything else that it writes is shown as it is. When its input ends, the sweep is gone: it saves where it is, and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +38,13 @@ class _Running:
     reader: threading.Thread
     device: str
     outcome: dict[str, Any] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """After its end: what it told is all there."""
+        self.reader.join(10)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
 
 
 class Processes:
@@ -70,7 +79,8 @@ class Processes:
             held.unlock()
         device = min(self.devices, key=[running.device for running in self.fleets.values()].count)
         process = subprocess.Popen(
-            [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"], env=self.environment, text=True, encoding="utf-8", errors="replace",
+            [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"], env=self.environment,
+            text=True, encoding="utf-8", errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C is this process's; it stops them once
         )  # fmt: skip
@@ -78,8 +88,8 @@ class Processes:
         self.fleets[fleet.folder] = _Running(fleet, process, reader, device)
         reader.start()
         assert process.stdin is not None
-        with process.stdin:
-            process.stdin.write(json.dumps(asdict(self.jobs.job(fleet, device, seconds))))
+        with contextlib.suppress(OSError):  # one that has died at once is seen by poll
+            print(json.dumps(asdict(self.jobs.job(fleet, device, seconds))), file=process.stdin, flush=True)
 
     def _read(self, folder: Place, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -106,7 +116,7 @@ class Processes:
         for folder, running in list(self.fleets.items()):
             if running.process.poll() is None:
                 continue
-            running.reader.join(10)
+            running.close()
             self._show()
             del self.fleets[folder]
             found.append(_ended(running))
@@ -117,7 +127,7 @@ class Processes:
             running.process.terminate()
         for running in self.fleets.values():
             running.process.wait()
-            running.reader.join(10)
+            running.close()
         self._show()
         self.here.close()
 
@@ -133,10 +143,12 @@ def _ended(running: _Running) -> Ended:
 
 def main() -> int:
     """What a worker does."""
-    job = fleets.Job(**parse_json(sys.stdin.read(), "the job"))
+    job = fleets.Job(**parse_json(sys.stdin.readline(), "the job"))
+    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
 
     def tell(event: dict[str, Any]) -> None:
-        print(json.dumps(event), flush=True)
+        with contextlib.suppress(OSError):  # nobody listens any more
+            print(json.dumps(event), flush=True)
 
     try:
         from .here import load
@@ -149,6 +161,11 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _stop_with_the_sweep() -> None:
+    sys.stdin.read()  # which ends with the process that would write there
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ class OnRay:
 
             def trial(spec: RunSpec) -> float:
                 task = self._task(node.trial)
-                return float(self.ray.get(task.remote(spec.as_dict(), self._data(spec.data), self.device, self.jobs.path)))
+                return float(
+                    self.ray.get(task.remote(spec.as_dict(), self._data(spec.data), self.device, self.jobs.path))
+                )
 
             self.known = Pace(name, trial)
         return self.known
