@@ -16,6 +16,8 @@ from gibbsprune.cli import main, plan
 from gibbsprune.training import pictures, run
 from gibbsprune.training.spec import RunSpec
 
+REHEARSAL = Path(__file__).parents[1] / "examples" / "rehearsal.yaml"
+
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
@@ -42,14 +44,14 @@ options:
 commands:
   COMMAND
     train     train and prune a network, or resume a run
+    sweep     any set of runs, declared in a file: run, status, report
     compare   train all methods on one task: one table, one picture
+    tune      tune β ranges and the coupling on held-out training images
     demo      a first look: prune a small network on digits, under three minutes on a CPU
     export    write a run's network for use elsewhere, checked
     profile   measure a network: size, multiply-adds, latency; dense, pruned and compact
     data      fetch a data set
     describe  count the parameters of networks by kind
-    suite     the paper's evaluation: list, run, see where it stands
-    report    tables, figures and a page from the results of a suite
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
@@ -244,11 +246,13 @@ def test_include_and_exclude_reach_the_run():
             f"train --out {'x' * 300}",
             f"{'x' * 300}/run.json: File name too long",
         ),
-        (f"export {'x' * 300}", f"{'x' * 300}/run.json: File name too long"),
+        (f"export {'x' * 300}", f"{'x' * 300}/result.json: File name too long"),
         ("train --out r\udcff", "'r\\udcff' is not text in UTF-8; choose another name"),
-        ("report results --docs d --no-docs", "give --docs or --no-docs, not both"),
-        ("suite run rehearsal --address h:1 --dry-run", "--address h:1 is of a Ray cluster; give --engine ray as well"),
-        ("suite run rehearsal --cpus 1 --dry-run", "--cpus 1.0 is of a Ray cluster; give --engine ray as well"),
+        (
+            f"sweep run {REHEARSAL} --address h:1 --dry-run",
+            "--address h:1 is of a Ray cluster; give --engine ray as well",
+        ),
+        (f"sweep run {REHEARSAL} --cpus 1 --dry-run", "--cpus 1.0 is of a Ray cluster; give --engine ray as well"),
         ("train --method dense --sparsity 0.5", "--sparsity is for methods that prune, not for 'dense'"),
         ("train --method dense --structure kernel", "--structure is for methods that prune, not for 'dense'"),
         ("train --data=", "--data has an empty value; give it one, or leave it out"),
@@ -267,7 +271,7 @@ def test_mistakes_are_one_sentence_and_status_two(capsys, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["report", ""]]
+    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["sweep", "report", ""]]
 )
 def test_an_empty_word_is_not_a_value(capsys, arguments):
     assert main(arguments) == 2

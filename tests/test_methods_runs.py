@@ -202,7 +202,7 @@ def test_resumed_runs_are_bit_for_bit_those_never_stopped(place, tmp_path, monke
         run.start([wanted], "cut", "cpu", progress=Stops(epoch, 5))
     assert read_metrics(Path("cut/metrics.jsonl"))[-1]["epoch"] == epoch
     assert not RunFolder.open("cut").finished()
-    assert main(["train", "--resume", "cut"]) == 0
+    assert main(["train", "--resume", "cut", "--trust"]) == 0
     for name in ("model.safetensors", "masks.safetensors"):
         if method != "dense" or name == "model.safetensors":
             assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes(), name
@@ -222,7 +222,7 @@ def test_stopped_after_the_last_epoch_the_phases_without_epochs_are_still_done(p
         patch.setattr(run, "write_outputs", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             run.start([wanted], "cut", "cpu", progress=PlainProgress())
-    assert main(["train", "--resume", "cut"]) == 0
+    assert main(["train", "--resume", "cut", "--trust"]) == 0
     assert Path("cut/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
 
 
