@@ -6,11 +6,12 @@ import random
 from functools import cache
 from pathlib import Path
 
-from gibbsprune.experiments import paper, store
+from gibbsprune.experiments import store
 from gibbsprune.models import build
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.sites import run_sites
 from gibbsprune.training.spec import RunSpec
+from paper import cells
 
 
 def plain_result(**changes) -> dict:
@@ -64,5 +65,5 @@ def result(spec: RunSpec) -> dict:
 
 def write_all(folder: Path) -> None:
     """Every cell of the paper's evaluation."""
-    for cell in paper.cells():
+    for cell in cells.cells():
         store.write(folder, cell.spec, result(cell.spec))

@@ -49,7 +49,6 @@ commands:
     data      fetch a data set
     describe  count the parameters of networks by kind
     suite     the paper's evaluation: list, run, see where it stands
-    report    tables, figures and a page from the results of a suite
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
@@ -246,7 +245,6 @@ def test_include_and_exclude_reach_the_run():
         ),
         (f"export {'x' * 300}", f"{'x' * 300}/run.json: File name too long"),
         ("train --out r\udcff", "'r\\udcff' is not text in UTF-8; choose another name"),
-        ("report results --docs d --no-docs", "give --docs or --no-docs, not both"),
         ("suite run rehearsal --address h:1 --dry-run", "--address h:1 is of a Ray cluster; give --engine ray as well"),
         ("suite run rehearsal --cpus 1 --dry-run", "--cpus 1.0 is of a Ray cluster; give --engine ray as well"),
         ("train --method dense --sparsity 0.5", "--sparsity is for methods that prune, not for 'dense'"),
@@ -267,7 +265,7 @@ def test_mistakes_are_one_sentence_and_status_two(capsys, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["report", ""]]
+    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["export", ""]]
 )
 def test_an_empty_word_is_not_a_value(capsys, arguments):
     assert main(arguments) == 2

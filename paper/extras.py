@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from ...training.places import Place, files
-from ...training.recipes import RECIPES
-from ...training.spec import COUPLING, RunSpec
-from ...training.summary import table
-from .. import paper
+from gibbsprune.errors import UserError
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import COUPLING, RunSpec
+from gibbsprune.training.summary import table
+
+from . import cells
 from .findings import HOT, NAMES, NETWORK, NOTHING, hot, number
 from .groups import Results, family, read_text
 
@@ -31,8 +31,8 @@ STRONGER = [
 def beyond(results: Results) -> list[str]:
     """The recipe ``modern``, beside stronger published results."""
     rows = []
-    for model in paper.MODELS:
-        for spec in paper.modern(model):
+    for model in cells.MODELS:
+        for spec in cells.modern(model):
             what = "dense" if spec.method == "dense" else f"Gibbs pruning, stretch {spec.stretch}"
             group = results.of(spec)
             share = "0 %" if spec.method == "dense" else f"{100 * spec.sparsity:g} %"
@@ -63,7 +63,7 @@ def run_again(results: Results) -> list[str]:
         return []
     header = ["run", "epochs", "accuracy", "agreement, %", f"accuracy {HOT}", f"agreement {HOT}, %"]
     text = (
-        f"Stretched runs whose last draw agrees with the converged mask in less than {100 * paper.CONVERGED:g} % of "
+        f"Stretched runs whose last draw agrees with the converged mask in less than {100 * cells.CONVERGED:g} % of "
         f"the weights are run again {HOT}. Statements, tables and figures show the second run and say so; here is the "
         "first beside it."
     )
@@ -72,7 +72,7 @@ def run_again(results: Results) -> list[str]:
 
 def _asked() -> dict[str, str]:
     """Everything but variations, each with what may take its place, or with itself."""
-    return {family(spec): family(paper.follow_up(spec) or spec) for spec in paper.asked()}
+    return {family(spec): family(cells.follow_up(spec) or spec) for spec in cells.asked()}
 
 
 def variations(results: Results) -> list[str]:
@@ -114,18 +114,16 @@ def in_words(changes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in changes.items())
 
 
-def link(target: Place, page: Path, text: str | None = None) -> str:
-    """A file or folder as seen from the folder of the page, where they lie on the same disk; elsewhere its name."""
-    if isinstance(target, Path):
-        target = Path(os.path.abspath(target))  # called the same however the path was given
-    name = f"`{f'{target.parent.name}/{target.name}'.lstrip('/')}`"
-    return f"[{text or name}]({os.path.relpath(target, page)})" if isinstance(target, Path) else name
+def link(target: Path, page: Path, text: str | None = None) -> str:
+    """A file or folder as seen from the folder of the page."""
+    target = Path(os.path.abspath(target))  # called the same however the path was given
+    return f"[{text or f'`{target.parent.name}/{target.name}`'}]({os.path.relpath(target, page)})"
 
 
-def tuning(folder: Place, page: Path) -> list[str]:
+def tuning(folder: Path, page: Path) -> list[str]:
     """What ``gibbsprune suite tune`` found; links are seen from the folder ``page``."""
     parts = ["## Tuning"]
-    found = files(folder, "*.json")
+    found = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
     if not found:
         text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]

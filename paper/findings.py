@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from ...training.spec import RunSpec
-from .. import paper, published
+from gibbsprune.training.spec import RunSpec
+
+from . import cells, published
 from .groups import Group, Results, beyond_chance, clearly, family
 
 NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
@@ -14,7 +15,7 @@ NAMES = {
     "binary": "binary", "sign": "linear sign", "square": "linear square", "abs": "linear abs", "quadratic": "quadratic",
 }  # fmt: skip
 NOTHING = "not run"
-HOT = "with β to 10⁶"  # paper.FINAL_BETA
+HOT = "with β to 10⁶"  # cells.FINAL_BETA
 
 
 def findings(results: Results) -> list[tuple[str, list[str]]]:
@@ -68,20 +69,20 @@ def few(*groups: Group) -> str:
 
 def printed(model: str) -> Iterator[tuple[RunSpec, float]]:
     """Every accuracy that the paper prints, with its cell."""
-    yield paper.dense(model), published.DENSE[model]
+    yield cells.dense(model), published.DENSE[model]
     for structure, table in published.HAMILTONIANS.items():
         for name, value in table[model].items():
-            yield paper.as_printed(model, structure, name), value
+            yield cells.as_printed(model, structure, name), value
     for method, row in published.RANDOM[model].items():
         for sparsity, value in row.items():
             if method == "reinit":
-                yield paper.reinit(model, sparsity), value
-            elif method != "gibbs" or sparsity != paper.SPARSITY["weight"]:
-                yield paper.run(model, method, sparsity=sparsity), value
+                yield cells.reinit(model, sparsity), value
+            elif method != "gibbs" or sparsity != cells.SPARSITY["weight"]:
+                yield cells.run(model, method, sparsity=sparsity), value
 
 
 def against_paper(results: Results) -> Iterator[str]:
-    for model in paper.MODELS:
+    for model in cells.MODELS:
         pairs = [(group, value) for spec, value in printed(model) if (group := results.of(spec)) is not None]
         total = len(list(printed(model)))
         if not pairs:
@@ -99,9 +100,9 @@ def against_paper(results: Results) -> Iterator[str]:
 
 
 def hamiltonians(results: Results) -> Iterator[str]:
-    for structure, names in paper.HAMILTONIANS.items():
-        for model in paper.MODELS:
-            runs = {name: results.of(paper.as_printed(model, structure, name)) for name in names}
+    for structure, names in cells.HAMILTONIANS.items():
+        for model in cells.MODELS:
+            runs = {name: results.of(cells.as_printed(model, structure, name)) for name in names}
             order = sorted(names, key=lambda name: -published.HAMILTONIANS[structure][model][name])
             how = " (quadratic by the paper's chain)" if structure == "filter" else ""
             yield f"{structure}-wise, {NETWORK[model]}{how}: {_ranking(runs, order)}"
@@ -125,15 +126,15 @@ def _ranking(runs: dict[str, Group | None], order: Sequence[str]) -> str:
 
 
 def convergence(results: Results) -> Iterator[str]:
-    for model in paper.MODELS:
-        asked = {family(spec): spec for spec in paper.asked()}
+    for model in cells.MODELS:
+        asked = {family(spec): spec for spec in cells.asked()}
         kind = (model, "gibbs", "paper")
         specs = [spec for spec in asked.values() if (spec.model, spec.method, spec.recipe.name) == kind]
         found = [group for spec in specs if (group := results.of(spec)) is not None]
         if not found:
             yield f"{NETWORK[model]}: {NOTHING}."
             continue
-        least = 100 * paper.CONVERGED
+        least = 100 * cells.CONVERGED
         loose = [
             f"{group.spec.structure}-wise {NAMES[str(group.spec.hamiltonian)]} at {100 * group.spec.sparsity:g} %, "
             f"stretch {group.spec.stretch}{hot(group)}: {group.mean('agreement'):.2f} %, accuracy {group.mean():.2f} "
@@ -149,9 +150,9 @@ def convergence(results: Results) -> Iterator[str]:
 
 
 def samplers(results: Results) -> Iterator[str]:
-    for model in paper.MODELS:
-        exact = results.of(paper.run(model, structure="filter"))
-        chain = results.of(paper.as_printed(model, "filter", "quadratic"))
+    for model in cells.MODELS:
+        exact = results.of(cells.run(model, structure="filter"))
+        chain = results.of(cells.as_printed(model, "filter", "quadratic"))
         if exact is None or chain is None:
             lacking = " and ".join(name for name, group in (("exact", exact), ("chromatic", chain)) if group is None)
             yield f"{NETWORK[model]}, filters: {lacking} {NOTHING}."
@@ -164,13 +165,13 @@ def samplers(results: Results) -> Iterator[str]:
 
 
 def random_masks(results: Results) -> Iterator[str]:
-    for model in paper.MODELS:
+    for model in cells.MODELS:
         answers, groups = [], []
-        for p in paper.RATES:
-            gibbs = results.of(paper.run(model, sparsity=p))
+        for p in cells.RATES:
+            gibbs = results.of(cells.run(model, sparsity=p))
             others = {
-                "random mask": results.of(paper.run(model, "random-mask", sparsity=p)),
-                "re-initialisation": results.of(paper.reinit(model, p)),
+                "random mask": results.of(cells.run(model, "random-mask", sparsity=p)),
+                "re-initialisation": results.of(cells.reinit(model, p)),
             }
             for name, other in others.items():
                 if gibbs is None or other is None:
@@ -189,13 +190,13 @@ def random_masks(results: Results) -> Iterator[str]:
 
 
 def other_methods(results: Results) -> Iterator[str]:
-    for number_, structure in paper.COMPARED.items():
-        for model in paper.MODELS:
-            series = paper.FIGURES[number_](model)
+    for number_, structure in cells.COMPARED.items():
+        for model in cells.MODELS:
+            series = cells.FIGURES[number_](model)
             gibbs = [group for spec in series[0].specs if (group := results.of(spec)) is not None]
             others = [
                 (line.label, group)
-                for line in (*series[1:], *paper.variations(model, [structure]))
+                for line in (*series[1:], *cells.variations(model, [structure]))
                 for spec in line.specs
                 if (group := results.of(spec))
             ]
@@ -215,7 +216,7 @@ def other_methods(results: Results) -> Iterator[str]:
             if top is not plain:
                 text += f"; stretched to {top.epochs} epochs{hot(top)} ({top.mean():.2f}) "
                 text += f"{relation[clearly(top, strongest)]} it"
-            chain = results.of(paper.as_printed(model, structure, "quadratic")) if structure == "filter" else None
+            chain = results.of(cells.as_printed(model, structure, "quadratic")) if structure == "filter" else None
             if chain is not None:
                 text += f"; by the paper's chain ({chain.mean():.2f}) {relation[clearly(chain, strongest)]} it"
             lacking = sum(results.of(spec) is None for line in series[1:] for spec in line.specs)
@@ -224,9 +225,9 @@ def other_methods(results: Results) -> Iterator[str]:
 
 
 def stretching(results: Results) -> Iterator[str]:
-    for structure in paper.HAMILTONIANS:
-        for model in paper.MODELS:
-            runs = {s: results.of(paper.run(model, structure=structure, stretch=s)) for s in paper.STRETCHES}
+    for structure in cells.HAMILTONIANS:
+        for model in cells.MODELS:
+            runs = {s: results.of(cells.run(model, structure=structure, stretch=s)) for s in cells.STRETCHES}
             found = {s: group for s, group in runs.items() if group is not None}
             where = f"{structure}-wise, {NETWORK[model]}"
             if len(found) < 2:
@@ -239,9 +240,9 @@ def stretching(results: Results) -> Iterator[str]:
 
 
 def high_rates(results: Results) -> Iterator[str]:
-    for model in paper.MODELS:
-        dense = results.of(paper.dense(model))
-        runs = [(s, results.of(paper.run(model, sparsity=0.95, stretch=s))) for s in paper.STRETCHES]
+    for model in cells.MODELS:
+        dense = results.of(cells.dense(model))
+        runs = [(s, results.of(cells.run(model, sparsity=0.95, stretch=s))) for s in cells.STRETCHES]
         found = [(s, group) for s, group in runs if group is not None]
         if dense is None or not found:
             yield f"{NETWORK[model]}: {NOTHING}."

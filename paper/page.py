@@ -5,19 +5,19 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...law import sample
-from ...schedules import LogSchedule
-from ...threshold import converged_mask
-from ...training.folder import plain
-from ...training.places import Place
-from ...training.spec import RunSpec
-from .. import paper, published, store, suite
+from gibbsprune.law import sample
+from gibbsprune.schedules import LogSchedule
+from gibbsprune.threshold import converged_mask
+from gibbsprune.training.folder import plain
+from gibbsprune.training.spec import RunSpec
+
+from . import cells, published
 from .extras import plainly
 from .findings import NAMES, NETWORK, printed
 from .groups import Group, Results, family
@@ -29,11 +29,11 @@ METHODS = {
 }  # fmt: skip
 
 
-def page_text(results: Results, folder: Place) -> str:
+def page_text(results: Results) -> str:
     """The page with its style, script and data inside."""
-    files = resources.files("gibbsprune.experiments.report") / "page"
+    files = Path(__file__).with_name("page")
     text = (files / "page.html").read_text(encoding="utf-8")
-    content = json.dumps(plain(page_data(results, folder)), ensure_ascii=False, separators=(",", ":"))
+    content = json.dumps(plain(page_data(results)), ensure_ascii=False, separators=(",", ":"))
     content = content.replace("</", "<\\/")  # nothing in the data may end the script element
     for mark, part in (
         ("/*STYLE*/", (files / "page.css").read_text(encoding="utf-8")),
@@ -44,22 +44,22 @@ def page_text(results: Results, folder: Place) -> str:
     return text
 
 
-def page_data(results: Results, folder: Place) -> dict[str, Any]:
+def page_data(results: Results) -> dict[str, Any]:
     """What the page shows, as plain values; shares in percent."""
-    theirs = {family(spec): value for model in paper.MODELS for spec, value in printed(model)}
-    for model in paper.MODELS:
-        theirs[family(paper.run(model))] = published.HAMILTONIANS["weight"][model]["square"]
+    theirs = {family(spec): value for model in cells.MODELS for spec, value in printed(model)}
+    for model in cells.MODELS:
+        theirs[family(cells.run(model))] = published.HAMILTONIANS["weight"][model]["square"]
     shown = [group for group in results if not _part(group.spec)]
-    cells = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(shown)]
-    wanted = [cell.spec for cell in suite.with_follow_ups(paper.cells(), folder)]
-    labels = sorted({cell["label"] for cell in cells if cell["method"] != "dense"}, key=_order)
-    cells.sort(key=lambda cell: (cell["model"], cell["recipe"] != "paper", _order(cell["label"]), cell["epochs"]))
+    made = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(shown)]
+    wanted = cells.wanted(results.by_name)
+    labels = sorted({cell["label"] for cell in made if cell["method"] != "dense"}, key=_order)
+    made.sort(key=lambda cell: (cell["model"], cell["recipe"] != "paper", _order(cell["label"]), cell["epochs"]))
     return {
-        "cells": cells,
+        "cells": made,
         "labels": labels,
         "tasks": results.tasks,
-        "annealing": {structure: annealing(structure) for structure in paper.SPARSITY},
-        "done": len(wanted) - len(store.missing(folder, wanted)),
+        "annealing": {structure: annealing(structure) for structure in cells.SPARSITY},
+        "done": sum(cell.name in results.by_name for cell in wanted),
         "total": len(wanted),
     }
 
@@ -121,7 +121,7 @@ def annealing(structure: str, draw: Callable[..., torch.Tensor] = sample) -> dic
     weight = 0.08 * torch.randn(SIDE, SIDE, KERNEL, KERNEL, generator=generator)
     weight *= torch.exp(0.5 * torch.randn(SIDE, SIDE, 1, 1, generator=generator))  # kernels differ, as trained ones do
     weight *= torch.exp(0.3 * torch.randn(SIDE, 1, 1, 1, generator=generator))
-    sparsity = paper.SPARSITY[structure]
+    sparsity = cells.SPARSITY[structure]
     limit = converged_mask(weight, sparsity, structure)
     schedule, frames = LogSchedule(0.7, 1e4, 128), []
     for k in range(FRAMES):

@@ -7,12 +7,14 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from ...training.places import Place
-from ...training.spec import RunSpec
-from .. import paper, store
+from gibbsprune.errors import UserError
+from gibbsprune.experiments import store
+from gibbsprune.training.spec import RunSpec
+
+from . import cells
 
 #: The deviation between seeds, in points, that is assumed where there is one: about that of kinds with three, pooled.
 ASSUMED_DEVIATION = {"weight": 0.25, "kernel": 0.25, "filter": 0.35}
@@ -58,7 +60,7 @@ class Group:
     def hot(self) -> list[int]:
         """The seeds of the runs up to the final β of those that did not converge."""
         specs = [record["spec"] for record in self.records]
-        return [spec["seed"] for spec in specs if spec["recipe"]["beta_end"] == paper.FINAL_BETA]
+        return [spec["seed"] for spec in specs if spec["recipe"]["beta_end"] == cells.FINAL_BETA]
 
 
 class Results:
@@ -68,6 +70,7 @@ class Results:
         found: dict[str, list[dict[str, Any]]] = {}
         for record in records:
             found.setdefault(family(RunSpec.from_dict(record["spec"])), []).append(record)
+        self.by_name = {record["name"]: record for members in found.values() for record in members}
         self.groups: dict[str, Group] = {}
         for key, members in found.items():
             members.sort(key=lambda record: record["spec"]["seed"])
@@ -75,7 +78,7 @@ class Results:
 
     def of(self, spec: RunSpec) -> Group | None:
         """The results of runs like this one; of each stretched run that did not converge that with a higher final β."""
-        plain, hot = self.groups.get(family(spec)), self.groups.get(family(paper.follow_up(spec) or spec))
+        plain, hot = self.groups.get(family(spec)), self.groups.get(family(cells.follow_up(spec) or spec))
         if plain is None or hot is None or plain is hot:
             return hot or plain
         again = {record["spec"]["seed"] for record in hot.records}
@@ -91,11 +94,11 @@ class Results:
         return iter(self.groups.values())
 
 
-def load(folder: Place) -> Results:
+def load(folder: Path) -> Results:
     return Results(store.read_all(folder))
 
 
-def read_text(file: Place) -> str:
+def read_text(file: Path) -> str:
     """The text of a file beside the results; one that cannot be read is told."""
     try:
         return file.read_bytes().decode().replace("\r\n", "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,9 @@ import torch
 
 import fake_results
 from gibbsprune import converged_mask
-from gibbsprune.cli import main
-from gibbsprune.errors import UserError
-from gibbsprune.experiments import paper, published, report, store
-from gibbsprune.experiments.report import extras, figures, findings, groups, page, tables
-from gibbsprune.experiments.report.groups import Group, Results, clearly
+from gibbsprune.experiments import store
+from paper import __main__, cells, extras, figures, findings, groups, page, published, tables
+from paper.groups import Group, Results, clearly
 
 
 def record(spec, accuracy: float, **changes) -> dict:
@@ -30,34 +27,34 @@ def some(*pairs) -> Results:
     return Results([record(spec, accuracy) for spec, accuracy in pairs])
 
 
-SQUARE = [paper.run("resnet20", seed=seed) for seed in (0, 1, 2)]
+SQUARE = [cells.run("resnet20", seed=seed) for seed in (0, 1, 2)]
 
-CELLS = len(paper.cells())
+CELLS = len(cells.cells())
 
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
 def test_seeds_are_taken_together():
-    found = some(*zip(SQUARE, (0.88, 0.89, 0.90)), (paper.run("resnet20", sparsity=0.5), 0.91))
-    group = found.of(paper.run("resnet20", seed=7))
+    found = some(*zip(SQUARE, (0.88, 0.89, 0.90)), (cells.run("resnet20", sparsity=0.5), 0.91))
+    group = found.of(cells.run("resnet20", seed=7))
     assert len(group.records) == 3
     assert group.mean() == pytest.approx(89.0)
     assert group.deviation() == pytest.approx(1.0)
-    single = found.of(paper.run("resnet20", sparsity=0.5))
+    single = found.of(cells.run("resnet20", sparsity=0.5))
     assert (single.mean(), single.deviation()) == (pytest.approx(91.0), None)
-    assert found.of(paper.run("resnet56")) is None
+    assert found.of(cells.run("resnet56")) is None
 
 
 def test_a_higher_final_beta_takes_the_place_of_its_own_seed_only():
-    plain = [paper.run("resnet20", stretch=2, seed=seed) for seed in (0, 1, 2)]
-    group = some(*zip(plain, (0.901, 0.902, 0.8)), (paper.hotter(plain[2]), 0.89)).of(plain[0])
+    plain = [cells.run("resnet20", stretch=2, seed=seed) for seed in (0, 1, 2)]
+    group = some(*zip(plain, (0.901, 0.902, 0.8)), (cells.hotter(plain[2]), 0.89)).of(plain[0])
     assert [record["accuracy"] for record in group.records] == [0.901, 0.902, 0.89]
-    assert some((paper.hotter(plain[2]), 0.89)).of(plain[0]).mean() == pytest.approx(89.0)
+    assert some((cells.hotter(plain[2]), 0.89)).of(plain[0]).mean() == pytest.approx(89.0)
 
 
 def test_sources_do_not_tell_runs_apart():
-    found = some(*((paper.reinit("resnet20", 0.9, seed), 0.8) for seed in (0, 1)))
-    assert len(found.of(paper.reinit("resnet20", 0.9, 5)).records) == 2
+    found = some(*((cells.reinit("resnet20", 0.9, seed), 0.8) for seed in (0, 1)))
+    assert len(found.of(cells.reinit("resnet20", 0.9, 5)).records) == 2
 
 
 def test_the_assumed_deviation_is_that_of_kinds_with_three_seeds():
@@ -73,34 +70,34 @@ def test_the_assumed_deviation_is_that_of_kinds_with_three_seeds():
 
 def test_a_printed_accuracy_has_the_chance_of_a_single_run():
     """0.7 points are beyond two errors of ours, but not where the paper's may differ by as much again."""
-    dense, theirs = paper.dense("resnet20"), published.DENSE["resnet20"]
+    dense, theirs = cells.dense("resnet20"), published.DENSE["resnet20"]
     for gap, verdict in ((0.68, "0 of ours are higher, 0 lower, 1 the same"), (0.73, "1 of ours are higher"),
                          (-0.73, "0 of ours are higher, 1 lower")):  # fmt: skip
         assert verdict in next(findings.against_paper(some((dense, (theirs + gap) / 100))))
 
 
 def test_filters_are_ranked_as_the_paper_sampled_them():
-    runs = [(paper.as_printed("resnet20", "filter", name), accuracy)
+    runs = [(cells.as_printed("resnet20", "filter", name), accuracy)
             for name, accuracy in (("binary", 0.86), ("sign", 0.85), ("quadratic", 0.84))]  # fmt: skip
-    exact = (paper.run("resnet20", structure="filter"), 0.9)
+    exact = (cells.run("resnet20", structure="filter"), 0.9)
     answers = list(findings.hamiltonians(some(*runs, exact)))
     assert any("paper's chain): binary 86.00, linear sign 85.00, quadratic 84.00" in answer for answer in answers)
 
 
 def test_a_hotter_run_stands_for_one_that_did_not_converge():
-    stretched = paper.run("resnet20", stretch=4)
-    found = some((stretched, 0.80), (paper.hotter(stretched), 0.90))
+    stretched = cells.run("resnet20", stretch=4)
+    found = some((stretched, 0.80), (cells.hotter(stretched), 0.90))
     assert found.of(stretched).mean() == pytest.approx(90)
 
 
 def run_twice(**options) -> tuple[dict, dict]:
     """A stretched run that did not converge, and the one that takes its place."""
-    spec = paper.run("resnet20", stretch=2, **options)
-    return record(spec, 0.8012, agreement=0.9321), record(paper.hotter(spec), 0.8934, agreement=0.9995)
+    spec = cells.run("resnet20", stretch=2, **options)
+    return record(spec, 0.8012, agreement=0.9321), record(cells.hotter(spec), 0.8934, agreement=0.9995)
 
 
 def test_tables_say_which_runs_were_run_again(tmp_path):
-    assert (findings.HOT, paper.FINAL_BETA) == ("with β to 10⁶", 1e6)
+    assert (findings.HOT, cells.FINAL_BETA) == ("with β to 10⁶", 1e6)
     first, second = run_twice(sparsity=0.5)
     text = tables.results_text(Results([first, second]), tmp_path, "img", tmp_path)
     assert row(text, "ResNet-20 | stretch 2, 50 % with β to 10⁶")[2:4] == ["400", "89.34"]
@@ -112,12 +109,12 @@ def test_tables_say_which_runs_were_run_again(tmp_path):
     assert "Run again" not in alone
     assert "β to" not in alone
     assert not extras.run_again(Results(run_twice(recipe="modern"))), "stretch 2 is no cell with this recipe"
-    beyond = extras.beyond(some((paper.hotter(paper.run("resnet20", recipe="modern", stretch=4)), 0.9)))[2]
+    beyond = extras.beyond(some((cells.hotter(cells.run("resnet20", recipe="modern", stretch=4)), 0.9)))[2]
     assert row(beyond, "ResNet-20 | ours: Gibbs pruning, stretch 4 with β to 10⁶")[3:] == ["90 %", "90.00"]
 
 
 def test_of_several_seeds_those_run_again_are_named(tmp_path):
-    spec = paper.run("resnet20", stretch=2, seed=1)
+    spec = cells.run("resnet20", stretch=2, seed=1)
     results = Results([*run_twice(), record(spec, 0.9)])
     assert findings.hot(results.of(spec)) == " with β to 10⁶ for seed 0"
     assert row("\n".join(tables.figure("3", results, "img")), "ResNet-20 | Gibbs with β to 10⁶ for seed 0")[-1] == "2"
@@ -126,7 +123,7 @@ def test_of_several_seeds_those_run_again_are_named(tmp_path):
 
 def test_statements_say_which_runs_were_run_again():
     high = run_twice(sparsity=0.95)
-    others = [(paper.run("resnet20"), 0.88), (paper.run("resnet20", "l1"), 0.86), (paper.dense("resnet20"), 0.9134)]
+    others = [(cells.run("resnet20"), 0.88), (cells.run("resnet20", "l1"), 0.86), (cells.dense("resnet20"), 0.9134)]
     results = Results([*run_twice(), *high, *(record(*pair) for pair in others)])
     said = answers(results)
     assert "88.00 at stretch 1, 89.34 at stretch 2 with β to 10⁶: it helps" in said["Does stretching help?"]
@@ -134,20 +131,20 @@ def test_statements_say_which_runs_were_run_again():
     assert "points lost 2.00 at stretch 2 with β to 10⁶ (paper" in lost
     compared = said["Does it beat the other methods?"]
     assert "stretched to 400 epochs with β to 10⁶ (89.34) ahead of it" in compared
-    results.groups[groups.family(paper.hotter(paper.run("resnet20", stretch=2)))].records[0]["agreement"] = 0.99
+    results.groups[groups.family(cells.hotter(cells.run("resnet20", stretch=2)))].records[0]["agreement"] = 0.99
     assert "at 90 %, stretch 2 with β to 10⁶: 99.00 %" in answers(results)["Do the masks converge?"]
 
 
 def test_the_page_tells_a_run_from_the_one_in_its_place(tmp_path):
     """By the label too, by which the page draws lines."""
-    cells = page.page_data(Results(run_twice()), tmp_path)["cells"]
-    first, second = sorted(cells, key=lambda cell: cell["agreement"])
+    shown = page.page_data(Results(run_twice()))["cells"]
+    first, second = sorted(shown, key=lambda cell: cell["agreement"])
     assert first["label"] == "Gibbs, linear square"
     assert second["label"] == "Gibbs, linear square (beta_end 1e+06)"
     assert second["title"].startswith("Gibbs, linear square (beta_end 1e+06), weight-wise 90 %, ResNet-20, 400 epochs")
-    both = paper.after_dense("resnet20", "magnitude", "weight", tune_rate=1e-4)
+    both = cells.after_dense("resnet20", "magnitude", "weight", tune_rate=1e-4)
     assert page.label(both) == "Han et al., tuned at 0.0001"
-    assert page.label(paper.changed(both, paper.REAL_SHIFT)) == "Han et al. (shift 3.2, tune_rate 0.0001)"
+    assert page.label(cells.changed(both, cells.REAL_SHIFT)) == "Han et al. (shift 3.2, tune_rate 0.0001)"
 
 
 def test_a_figure_draws_the_run_in_its_place_only(tmp_path):
@@ -159,9 +156,9 @@ def test_a_figure_draws_the_run_in_its_place_only(tmp_path):
 
 def test_a_variation_is_set_beside_the_run_that_differs_in_one_thing():
     """A stretch that no figure asks for, also run up to a higher β."""
-    plain = paper.run("resnet20", stretch=3)
-    text = "\n".join(extras.variations(some((plain, 0.8012), (paper.hotter(plain), 0.8934))))
-    assert row(text, f"`{paper.hotter(plain).name()}`")[1:5] == ["beta_end 1e+06", "600", "89.34", "80.12"]
+    plain = cells.run("resnet20", stretch=3)
+    text = "\n".join(extras.variations(some((plain, 0.8012), (cells.hotter(plain), 0.8934))))
+    assert row(text, f"`{cells.hotter(plain).name()}`")[1:5] == ["beta_end 1e+06", "600", "89.34", "80.12"]
 
 
 def test_differences_must_be_beyond_chance():
@@ -182,7 +179,7 @@ def answers(results: Results) -> dict[str, str]:
 
 
 def test_nothing_run_is_said_to_be_so():
-    said = answers(some((paper.run("resnet20", structure="kernel", hamiltonian="sign"), 0.8)))
+    said = answers(some((cells.run("resnet20", structure="kernel", hamiltonian="sign"), 0.8)))
     for question, text in said.items():
         assert "ot run" in text, question
     assert "Not run: ResNet-20; ResNet-56." in said["How close does 95 % come to the dense network?"]
@@ -190,16 +187,16 @@ def test_nothing_run_is_said_to_be_so():
 
 def test_statements_follow_the_results():
     names = {"binary": 0.84, "sign": 0.82, "quadratic": 0.86}
-    kernels = [(paper.run("resnet20", structure="kernel", hamiltonian=name), v) for name, v in names.items()]
-    chain = paper.run("resnet20", structure="filter", hamiltonian="quadratic", sampler="chromatic")
+    kernels = [(cells.run("resnet20", structure="kernel", hamiltonian=name), v) for name, v in names.items()]
+    chain = cells.run("resnet20", structure="filter", hamiltonian="quadratic", sampler="chromatic")
     found = some(
         *kernels,
-        (paper.run("resnet20", structure="filter"), 0.852), (chain, 0.851),
-        (paper.dense("resnet20"), 0.912),
-        (paper.run("resnet20"), 0.888), (paper.run("resnet20", "random-mask"), 0.843),
-        (paper.run("resnet20", stretch=2), 0.90), (paper.run("resnet20", sparsity=0.95, stretch=4), 0.899),
-        (paper.run("resnet20", "l1"), 0.86),
-        (paper.run("resnet20", "targeted-dropout", "filter"), 0.87),
+        (cells.run("resnet20", structure="filter"), 0.852), (chain, 0.851),
+        (cells.dense("resnet20"), 0.912),
+        (cells.run("resnet20"), 0.888), (cells.run("resnet20", "random-mask"), 0.843),
+        (cells.run("resnet20", stretch=2), 0.90), (cells.run("resnet20", sparsity=0.95, stretch=4), 0.899),
+        (cells.run("resnet20", "l1"), 0.86),
+        (cells.run("resnet20", "targeted-dropout", "filter"), 0.87),
     )  # fmt: skip
     said = answers(found)
     hamiltonians = said["Which Hamiltonian is best?"]
@@ -234,8 +231,8 @@ def test_statements_follow_the_results():
 
 
 def test_masks_that_did_not_converge_are_named():
-    tight, loose = paper.run("resnet20"), paper.run("resnet20", sparsity=0.5)
-    modern = paper.run("resnet20", recipe="modern")
+    tight, loose = cells.run("resnet20"), cells.run("resnet20", sparsity=0.5)
+    modern = cells.run("resnet20", recipe="modern")
     loosely = {"accuracy_converged": 0.91, "agreement": 0.95}
     found = Results([record(tight, 0.88), record(loose, 0.9, **loosely), record(modern, 0.9, **loosely)])
     said = answers(found)["Do the masks converge?"]
@@ -245,7 +242,7 @@ def test_masks_that_did_not_converge_are_named():
 
 
 def test_every_printed_number_is_compared_once():
-    for model in paper.MODELS:
+    for model in cells.MODELS:
         pairs = [(spec.name(), value) for spec, value in findings.printed(model)]
         assert len({name for name, _ in pairs}) == len(pairs) == 1 + 4 + 3 + 3 + 12 - 1
 
@@ -268,7 +265,7 @@ def test_tables_set_ours_beside_the_papers(full):
     text = tables.results_text(results, full, "img", full.parent)
     assert f"{CELLS} of {CELLS} cells have been run." in text
     assert "not run" not in text[text.index("## Table II:") : text.index("## Figure 3")]
-    ours = results.of(paper.run("resnet56", hamiltonian="abs")).mean()
+    ours = results.of(cells.run("resnet56", hamiltonian="abs")).mean()
     line = row(text, "linear abs")
     assert line[4].startswith(f"{ours:.2f} ± ")
     assert line[4].endswith("(3)")
@@ -289,11 +286,11 @@ def test_what_was_not_run_is_marked(tmp_path):
 
 
 def test_a_stretched_run_that_did_not_converge_is_wanted_once_more(tmp_path):
-    spec = paper.run("resnet20", stretch=2)
+    spec = cells.run("resnet20", stretch=2)
     store.write(tmp_path, spec, fake_results.result(spec) | {"agreement": 0.9})
     results = groups.load(tmp_path)
     assert f"1 of {CELLS + 1} cells have been run." in tables.results_text(results, tmp_path, "img", tmp_path)
-    assert page.page_data(results, tmp_path)["total"] == CELLS + 1
+    assert page.page_data(results)["total"] == CELLS + 1
 
 
 def tuned() -> dict:
@@ -312,11 +309,10 @@ def one(tmp_path):
 
 
 def test_notes_and_tuning_are_taken_in(one, tmp_path):
-    (tmp_path / "notes.md").write_text("Our batch norm differs.\n")
     (tmp_path / "tune" / "cifar10-resnet20.json").write_text(json.dumps(tuned()))
     (tmp_path / "tune" / "._cifar10-resnet20.json").write_bytes(b"\xff")  # macOS leaves such files on other disks
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
-    assert "## Notes\n\nOur batch norm differs." in text
+    assert f"## Notes\n\n{tables.NOTES.read_text().strip()}" in text
     assert re.search(r"\| weight, linear abs \| beta_end 10000 \| +80.00 \| +100.00 \| chosen \|", text)
     assert "([raw](tune/cifar10-resnet20.json))" in text
     elsewhere = tables.results_text(groups.load(one), one, "img", tmp_path / "far" / "away")
@@ -338,26 +334,18 @@ def test_notes_and_tuning_are_taken_in(one, tmp_path):
 def test_a_damaged_tuning_is_told_before_anything_is_written(content, why, one, tmp_path, capsys):
     file = tmp_path / "tune" / "mine.json"
     file.write_bytes(content)
-    assert main(["report", str(one), "--out", str(tmp_path / "out"), "--no-docs"]) == 2
+    assert __main__.main([str(one), "--docs", str(tmp_path / "out"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"gibbsprune: {file} {why}")
+    assert said.startswith(f"{file} {why}")
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["notes.md", "docs/results.md"])
-def test_text_that_is_not_utf8_is_told(name, one, tmp_path, capsys):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / name).write_bytes("Güte".encode("latin-1"))
-    assert main(["report", str(one), "--out", str(tmp_path / "out"), "--docs", str(tmp_path / "docs")]) == 2
-    assert capsys.readouterr().err.startswith(f"gibbsprune: {tmp_path / name} cannot be read: 'utf-8' codec")
 
 
 def test_as_much_is_said_of_machines_as_results_say():
     gpu, torch_ = {"gpu": "G", "cpu": "C"}, {"torch": "2"}
     environments = [{}, {"hardware": 3}, {"hardware": {"cpu": "C"}}, {"hardware": gpu, "versions": {}},
                     {"versions": torch_}, {"hardware": gpu, "versions": torch_}]  # fmt: skip
-    specs = [paper.run("resnet20", seed=seed) for seed in range(len(environments))]
+    specs = [cells.run("resnet20", seed=seed) for seed in range(len(environments))]
     results = Results([record(spec, 0.9, environment=found) for spec, found in zip(specs, environments)])
     assert tables._machines(results) == "Hardware: C; G; G, torch 2; torch 2."
     assert tables._machines(Results([record(SQUARE[0], 0.9, environment={})])) == ""
@@ -365,20 +353,20 @@ def test_as_much_is_said_of_machines_as_results_say():
 
 def test_runs_beside_the_evaluation_are_listed(tmp_path):
     """Also hotter ones; one that stands for a stretched run is none of them."""
-    plain = paper.run("resnet20", structure="kernel")
+    plain = cells.run("resnet20", structure="kernel")
     other = plain.replace(coupling=0.05)
-    slow = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10)
-    fast = paper.after_dense("resnet20", "magnitude", "weight", tune_epochs=10, tune_rate=1e-3)
-    hot = paper.hotter(paper.run("resnet20", stretch=2))
+    slow = cells.after_dense("resnet20", "magnitude", "weight", tune_epochs=10)
+    fast = cells.after_dense("resnet20", "magnitude", "weight", tune_epochs=10, tune_rate=1e-3)
+    hot = cells.hotter(cells.run("resnet20", stretch=2))
     assert extras.plainly(other) == ("coupling 0.05", plain)
     assert extras.plainly(fast) == ("tune_rate 0.001", slow)
-    sign = paper.run("resnet20", hamiltonian="sign")
+    sign = cells.run("resnet20", hamiltonian="sign")
     assert extras.plainly(sign.replace(recipe=sign.recipe.replace(beta_start=0.1))) == ("beta_start 0.1", sign)
     assert extras.plainly(sign) == ("", sign)
     short = sign.replace(recipe=sign.recipe.replace(epochs=4, anneal_epochs=3))
     assert extras.plainly(short) == ("", short), "another length is no variation"
-    settled = paper.settled("resnet20")[0]
-    assert extras.plainly(settled) == ("beta_end 1e+06", paper.run("resnet20", sparsity=0.5))
+    settled = cells.settled("resnet20")[0]
+    assert extras.plainly(settled) == ("beta_end 1e+06", cells.run("resnet20", sparsity=0.5))
     for spec in (SQUARE[0], other, hot, fast, plain, settled):
         store.write(tmp_path / "paper", spec, fake_results.result(spec))
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
@@ -388,9 +376,9 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     assert f"`{settled.name()}`" in listed
     assert listed.count("`") == 6
     row = next(line for line in listed.splitlines() if other.name() in line)
-    cells = [cell.strip() for cell in row.split("|")]
+    shown = [cell.strip() for cell in row.split("|")]
     with_it, without = (f"{100 * fake_results.result(spec)['accuracy']:.2f}" for spec in (other, plain))
-    assert cells[2:6] == ["coupling 0.05", "200", with_it, without]
+    assert shown[2:6] == ["coupling 0.05", "200", with_it, without]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -409,15 +397,15 @@ def test_figures_are_drawn_and_are_the_same_again(full, tmp_path):
 
 
 def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tmp_path):
-    far = paper.after_dense("resnet20", "filter-l1", "filter", tune_epochs=2)
+    far = cells.after_dense("resnet20", "filter-l1", "filter", tune_epochs=2)
     files = figures.draw(
-        "6", some((SQUARE[0], 0.9), (far, 0.31), (paper.run("resnet20", structure="filter"), 0.85)), tmp_path
+        "6", some((SQUARE[0], 0.9), (far, 0.31), (cells.run("resnet20", structure="filter"), 0.85)), tmp_path
     )
     text = files[0].read_text()
     assert ">not run<" in text
     assert ">further below: Li et al. 31.0<" in text
-    tuned = [spec for series in paper.variations("resnet20") for spec in series.specs if spec.method == "filter-l1"]
-    longer = paper.after_dense("resnet20", "filter-l1", "filter", tune_epochs=10)
+    tuned = [spec for series in cells.variations("resnet20") for spec in series.specs if spec.method == "filter-l1"]
+    longer = cells.after_dense("resnet20", "filter-l1", "filter", tune_epochs=10)
     found = some((far, 0.31), (longer, 0.4), *((spec, 0.84) for spec in tuned))
     text = figures.draw("6", found, tmp_path)[0].read_text()
     assert ">further below: Li et al. 31.0 and 40.0<" in text
@@ -430,11 +418,11 @@ def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tm
 
 
 def test_the_page_holds_every_group_and_its_layers(full):
-    found = page.page_data(groups.load(full), full)
+    found = page.page_data(groups.load(full))
     assert (found["done"], found["total"]) == (CELLS, CELLS)
-    rounds = [cell for cell in paper.cells() if (cell.spec.setting("round") or 0) > 0]
+    rounds = [cell for cell in cells.cells() if (cell.spec.setting("round") or 0) > 0]
     ends = [cell for cell in rounds if cell.spec.setting("round") == cell.spec.setting("rounds")]
-    firsts = len(paper.MODELS)  # the trainings before the first round
+    firsts = len(cells.MODELS)  # the trainings before the first round
     assert sum(cell["seeds"] for cell in found["cells"]) == CELLS - firsts - len(rounds) + len(ends)
     by_title = {cell["title"]: cell for cell in found["cells"]}
     cell = by_title["Gibbs, linear square, weight-wise 90 %, ResNet-20, 200 epochs"]
@@ -463,70 +451,38 @@ def test_the_mask_freezes(structure):
     assert frames[-1]["kept"] == pytest.approx(share, abs=0.05)
 
 
-def test_the_command_writes_everything(full, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", str(full), "--out", "alone"]) == 0
-    assert "The tables are in alone/results.md." in capsys.readouterr().out
-    assert not (tmp_path / "docs").exists(), "no documentation, none made"
-    shutil.rmtree(tmp_path / "alone")
-    (tmp_path / "docs").mkdir()
-    assert main(["report", str(full), "--out", "out"]) == 0
-    assert "Open out/index.html in a browser" in capsys.readouterr().out
+def test_the_command_writes_everything(full, tmp_path, capsys):
+    docs, out = tmp_path / "docs", tmp_path / "out"
+    assert __main__.main([str(full), "--docs", str(docs), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{CELLS} of {CELLS} cells have been run.\nThe tables are in {docs}")
     written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    drawn = {f"figure{n}.{kind}" for n in "3456" for kind in ("svg", "png")}
-    assert written == {"out/index.html", "out/results.md", "docs/results.md"} | {
-        f"{folder}/{name}" for folder in ("out/figures", "docs/img/results") for name in drawn
-    }
-    text = (tmp_path / "out" / "index.html").read_text()
-    assert "/*DATA*/" not in text
-    assert re.findall(r"(?:src|href)=\"([^\"]+)\"", text) == ["https://arxiv.org/abs/2006.04981"], "nothing is fetched"
+    drawn = {f"docs/img/results/figure{n}.{kind}" for n in "3456" for kind in ("svg", "png")}
+    assert written == {"out/index.html", "docs/results.md"} | drawn
 
 
-def test_somebody_elses_page_is_not_overwritten(full, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text("mine")
-    assert main(["report", str(full), "--out", "out"]) == 2
-    assert capsys.readouterr().err.startswith("gibbsprune: docs/results.md was not written by gibbsprune report;")
-    assert [str(file) for file in Path().rglob("*") if file.is_file()] == ["docs/results.md"]
+def test_what_is_missing_is_said_step_by_step(one):
+    said = __main__.missing(groups.load(one)).splitlines()
+    assert said[0] == f"1 of {CELLS} cells have been run."
+    lacking = [cell for cell in cells.cells() if cell.step == 5]
+    assert f"Step 5 lacks {len(lacking)}: Table II 10, Table IV 14." in said
 
 
-def test_a_page_of_other_results_is_overwritten_only_where_that_is_asked_for(one, full, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    page_ = tmp_path / "docs" / "results.md"
-    assert main(["report", "paper", "--out", "out"]) == 0
-    before = page_.read_text()
-    assert main(["report", str(one), "--out", "out"]) == 0, "the same results by another path"
-    capsys.readouterr()
-    assert main(["report", str(full), "--out", "other"]) == 2
-    assert capsys.readouterr().err == (
-        f"gibbsprune: docs/results.md was written from other results than {full}; give --no-docs to leave it alone, or "
-        "--docs docs to overwrite it\n"
-    )
-    assert not (tmp_path / "other").exists()
-    assert main(["report", str(full), "--out", "other", "--no-docs"]) == 0
-    assert page_.read_text() == before
-    assert main(["report", str(full), "--out", "other", "--docs", "docs"]) == 0
-    assert f"{CELLS} of {CELLS} cells" in page_.read_text()
-
-
-def test_mistakes_are_told(tmp_path, capsys):
-    assert main(["report", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == f"gibbsprune: {tmp_path / 'none'} is not a folder of results\n"
-    with pytest.raises(UserError, match="holds no results"):
-        report.write(tmp_path, tmp_path / "out")
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path, capsys):
-    store.write(tmp_path / "results", SQUARE[0], fake_results.result(SQUARE[0]))
-    (tmp_path / "file").write_text("in the way")
-    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "file" / "r"), "--no-docs"]) == 2
-    assert capsys.readouterr().err.startswith(f"gibbsprune: cannot write {tmp_path / 'file' / 'r'}: Not a directory")
+def test_mistakes_are_told_and_nothing_is_written(one, tmp_path, capsys):
+    places = ["--docs", str(tmp_path / "docs"), "--out", str(tmp_path / "out")]
+    (tmp_path / "empty").mkdir()
+    for folder, why in (("none", "is not a folder of results"), ("empty", "holds no results")):
+        assert __main__.main([str(tmp_path / folder), *places]) == 2
+        assert capsys.readouterr().err == f"{tmp_path / folder} {why}\n"
+    (one / "._hidden.json").write_bytes(b"\xff")  # macOS leaves such files on other disks
+    (one.parent / "tune" / "mine.json").write_bytes(b"{}")
+    assert __main__.main([str(one), *places]) == 2
+    assert "is not what gibbsprune suite tune writes: it lacks 'evidence'" in capsys.readouterr().err
+    assert not (tmp_path / "docs").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_page_names_its_own_sources(tmp_path):
-    spec = paper.run("resnet20").replace(data="digits")
+    spec = cells.run("resnet20").replace(data="digits")
     store.write(tmp_path / "results" / "mine", spec, fake_results.result(spec))
     results = groups.load(tmp_path / "results" / "mine")
     text = tables.results_text(results, tmp_path / "results" / "mine", "img", tmp_path / "report")
@@ -534,7 +490,7 @@ def test_the_page_names_its_own_sources(tmp_path):
 
 
 def test_the_documentation_is_what_the_results_say():
-    """After new results: gibbsprune report results/paper --out report."""
+    """After new results: make paper."""
     root = Path(__file__).parents[1]
     folder = root / "results" / "paper"
     written = (root / "docs" / "results.md").read_text(encoding="utf-8")

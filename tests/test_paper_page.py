@@ -9,10 +9,10 @@ import pytest
 
 import browser
 import fake_results
-from gibbsprune.experiments import paper, store, suite
-from gibbsprune.experiments.report import groups, page
+from gibbsprune.experiments import store, suite
+from paper import cells, groups, page
 
-CELLS = len(paper.cells())
+CELLS = len(cells.cells())
 PATH = browser.find()
 pytestmark = pytest.mark.skipif(PATH is None, reason="needs Chromium")
 
@@ -22,14 +22,14 @@ def made(tmp_path_factory):
     """The page of a complete suite, of one with a single result, and of another suite."""
     folder = tmp_path_factory.mktemp("page")
     fake_results.write_all(folder / "paper")
-    (folder / "full.html").write_text(page.page_text(groups.load(folder / "paper"), folder / "paper"))
+    (folder / "full.html").write_text(page.page_text(groups.load(folder / "paper")))
     (folder / "few").mkdir()
     name = "cifar10-resnet20-gibbs-weight-square-0.9-s0.json"
     (folder / "few" / name).write_bytes((folder / "paper" / name).read_bytes())
-    (folder / "few.html").write_text(page.page_text(groups.load(folder / "few"), folder / "few"))
+    (folder / "few.html").write_text(page.page_text(groups.load(folder / "few")))
     for spec in (cell.spec for cell in suite.rehearsal()):
         store.write(folder / "other", spec, fake_results.result(spec))
-    (folder / "other.html").write_text(page.page_text(groups.load(folder / "other"), folder / "other"))
+    (folder / "other.html").write_text(page.page_text(groups.load(folder / "other")))
     return folder
 
 
