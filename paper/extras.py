@@ -14,8 +14,8 @@ from gibbsprune.training.spec import COUPLING, RunSpec
 from gibbsprune.training.summary import table
 
 from . import cells
-from .findings import HOT, NAMES, NETWORK, NOTHING, hot, number
 from .groups import Results, family, read_text
+from .words import HOT, NETWORK, NOTHING, code, hamiltonian, hot, network, number, safe
 
 #: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
 STRONGER = [
@@ -58,7 +58,7 @@ def run_again(results: Results) -> list[str]:
         for record in first.records:
             if (seed := record["spec"]["seed"]) in again:
                 values = [one[name] for one in (record, again[seed]) for name in ("accuracy", "agreement")]
-                rows.append([f"`{record['name']}`", str(first.epochs), *(f"{100 * value:.2f}" for value in values)])
+                rows.append([code(record["name"]), str(first.epochs), *(f"{100 * value:.2f}" for value in values)])
     if not rows:
         return []
     header = ["run", "epochs", "accuracy", "agreement, %", f"accuracy {HOT}", f"agreement {HOT}, %"]
@@ -85,7 +85,7 @@ def variations(results: Results) -> list[str]:
             change, plain = plainly(group.spec)
             usual = results.groups.get(family(plain)) if change else None
             rows.append([
-                f"`{group.records[0]['name']}`", change, str(group.epochs), number(group),
+                code(group.records[0]["name"]), change, str(group.epochs), number(group),
                 "" if usual is None else number(usual), f"{group.mean('accuracy_recalibrated'):.2f}",
                 f"{group.mean('sparsity'):.2f}", f"{group.mean('agreement'):.2f}", str(len(group.records)),
             ])  # fmt: skip
@@ -140,8 +140,8 @@ def tuning(folder: Path, page: Path) -> list[str]:
 def _tuned(record: dict[str, Any], raw: str) -> list[str]:
     rows = [
         [
-            f"{row['structure']}, {NAMES.get(row['hamiltonian'], row['hamiltonian'])}",
-            in_words(row["change"]) or "default",
+            f"{safe(row['structure'])}, {hamiltonian(row['hamiltonian'])}",
+            safe(in_words(row["change"])) or "default",
             f"{100 * row['mean']:.2f}",
             f"{100 * row['agreement']:.2f}",
             _verdict(row, record["choice"]),
@@ -149,7 +149,7 @@ def _tuned(record: dict[str, Any], raw: str) -> list[str]:
         for row in record["evidence"]
     ]
     text = (
-        f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
+        f"{network(record['model'])}, {record['epochs']:d} epochs, seeds {', '.join(map(safe, record['seeds']))}, on "
         f"{record['held_out_training_images']:,} held-out training images ({raw}). The default stays unless another, "
         f"whose masks converge ({100 * record['converged']:g} % or more), is better by {100 * record['margin']:g} "
         "points. Few seeds differ by more than that by chance: it says what to try. The tables keep the defaults and "

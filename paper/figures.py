@@ -13,9 +13,9 @@ from gibbsprune.errors import UserError
 from gibbsprune.training.checkpoint import make_folder, write_atomic
 
 from . import cells, published
-from .findings import NETWORK
 from .groups import Group, Results
 from .tables import FIGURES
+from .words import NETWORK
 
 #: Okabe and Ito's colours, safe for every eye; a marker of its own for each label.
 STYLES = {

@@ -1,70 +1,123 @@
-"""Plain statements about the results, computed from them; what was not run is said to be so."""
+"""What the results say, as records: who is compared with whom, and by how much. ``sentences`` puts them into words."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from gibbsprune.training.spec import RunSpec
 
 from . import cells, published
-from .groups import Group, Results, beyond_chance, clearly, family
-
-NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
-NAMES = {
-    "binary": "binary", "sign": "linear sign", "square": "linear square", "abs": "linear abs", "quadratic": "quadratic",
-}  # fmt: skip
-NOTHING = "not run"
-HOT = "with β to 10⁶"  # cells.FINAL_BETA
+from .chance import Chance, Claim, holm
+from .groups import Group, Results, family
 
 
-def findings(results: Results) -> list[tuple[str, list[str]]]:
-    """Questions and their answers, one per network where they differ."""
-    questions = [
-        ("Where do we stand against the paper's tables?", against_paper),
-        ("Which Hamiltonian is best?", hamiltonians),
-        ("Do the masks converge?", convergence),
-        ("Does the exact sampler differ from the chromatic chain?", samplers),
-        ("Does Gibbs pruning beat a random mask and re-initialisation at every rate?", random_masks),
-        ("Does it beat the other methods?", other_methods),
-        ("Does stretching help?", stretching),
-        ("How close does 95 % come to the dense network?", high_rates),
-    ]
-    return [(question, gathered(list(answer(results)))) for question, answer in questions]
+@dataclass(frozen=True)
+class Finding:
+    """One record: what it is about, and the differences that it rests on."""
+
+    model: str
+    structure: str | None = None
+    claims: tuple[Claim, ...] = field(default=(), kw_only=True)
 
 
-def gathered(answers: list[str]) -> list[str]:
-    """What was not run at all in one line at the end."""
-    bare = [
-        answer for answer in answers if answer.endswith(f"{NOTHING}.") and answer.count(":") == 1 and "±" not in answer
-    ]
-    bare = [answer for answer in bare if not any(sign.isdigit() for sign in answer.partition(":")[2])]
-    rest = [answer for answer in answers if answer not in bare]
-    if not bare:
-        return rest
-    named = [answer.removesuffix(f" {NOTHING}.").replace(": ", ", ").removesuffix(":") for answer in bare]
-    return [*rest, f"{NOTHING.capitalize()}: {'; '.join(named)}."]
+@dataclass(frozen=True)
+class NotRun(Finding):
+    """What there would be to say is not there."""
+
+    what: str = ""
 
 
-def number(group: Group) -> str:
-    """Mean ± deviation."""
-    deviation = group.deviation()
-    spread = "" if deviation is None else f" ± {deviation:.2f}"
-    return f"{group.mean():.2f}{spread}"
+@dataclass(frozen=True)
+class AgainstPaper(Finding):
+    """Our accuracies against those that the paper prints, of which there are ``total``."""
+
+    total: int = field(kw_only=True)
 
 
-def hot(group: Group) -> str:
-    """That runs stand here in place of others that did not converge, and which, if not all."""
-    if not group.hot:
-        return ""
-    seeds = "" if len(group.hot) == len(group.records) else f" for seed {' and '.join(map(str, group.hot))}"
-    return f" {HOT}{seeds}"
+@dataclass(frozen=True)
+class Ranking(Finding):
+    """Hamiltonians, ours from the best to the worst, and the paper's order; ``claims`` are the steps of ours."""
+
+    ours: tuple[tuple[str, Group], ...] = field(kw_only=True)
+    theirs: tuple[str, ...] = field(kw_only=True)
+    missing: tuple[str, ...] = field(kw_only=True)
 
 
-def few(*groups: Group) -> str:
-    """A caution where a comparison rests on fewer than three seeds."""
-    least = min(len(group.records) for group in groups)
-    return "" if least >= 3 else " (from fewer than three seeds, which prove little)"
+@dataclass(frozen=True)
+class Convergence(Finding):
+    """Of ``count`` kinds of Gibbs runs those whose last draw is not the converged mask."""
+
+    count: int = field(kw_only=True)
+    loose: tuple[Group, ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Pair(Finding):
+    """Two kinds of runs that differ in one thing."""
+
+    one: Group = field(kw_only=True)
+    other: Group = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Samplers(Pair):
+    """The exact sampler against the paper's chain."""
+
+
+@dataclass(frozen=True)
+class Gradual(Pair):
+    """Gibbs pruning as published against gradual pruning, all else equal."""
+
+
+@dataclass(frozen=True)
+class RandomMasks(Finding):
+    """Gibbs pruning against a method that knows no weights, rate by rate; None where one of the two is missing."""
+
+    rows: tuple[tuple[str, float, Claim | None], ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class OtherMethods(Finding):
+    """Kinds of Gibbs pruning, the plain one first, each against the best of the other methods."""
+
+    label: str = field(kw_only=True)
+    best: Group = field(kw_only=True)
+    gibbs: tuple[tuple[Group, Claim], ...] = field(kw_only=True)
+    missing: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Stretching(Finding):
+    """Gibbs pruning at several stretches; the claim is the longest against the shortest."""
+
+    groups: tuple[Group, ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class HighRates(Finding):
+    """Points lost against the dense network at 95 %, by stretch."""
+
+    lost: tuple[tuple[Group, float], ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, what was found, and the largest probability that counts as beyond chance among all its claims."""
+
+    question: str
+    findings: tuple[Finding, ...]
+    cut: float
+
+
+Asked = Callable[[Results, Chance], Iterator[Finding]]
+
+
+def answer(question: str, asked: Asked, results: Results, chance: Chance | None = None) -> Answer:
+    """All findings of one kind, judged together."""
+    found = tuple(asked(results, chance or Chance(results)))
+    return Answer(question, found, holm(claim.p for finding in found for claim in finding.claims))
 
 
 def printed(model: str) -> Iterator[tuple[RunSpec, float]]:
@@ -81,171 +134,140 @@ def printed(model: str) -> Iterator[tuple[RunSpec, float]]:
                 yield cells.run(model, method, sparsity=sparsity), value
 
 
-def against_paper(results: Results) -> Iterator[str]:
+def against_paper(results: Results, chance: Chance) -> Iterator[Finding]:
     for model in cells.MODELS:
-        pairs = [(group, value) for spec, value in printed(model) if (group := results.of(spec)) is not None]
-        total = len(list(printed(model)))
-        if not pairs:
-            yield f"{NETWORK[model]}: {NOTHING}."
-            continue
-        gaps = [group.mean() - value for group, value in pairs]
-        verdicts = [beyond_chance(gap, group.error, group.assumed) for gap, (group, _) in zip(gaps, pairs)]
-        above, below = verdicts.count(1), verdicts.count(-1)
-        yield (
-            f"{NETWORK[model]}: of the {total} accuracies that the paper prints we have {len(pairs)}; {above} of ours "
-            f"are higher, {below} lower, {len(pairs) - above - below} the same within two standard errors, those of "
-            f"the paper taken as single runs. The difference is {sum(gaps) / len(gaps):+.2f} points on average, from "
-            f"{min(gaps):+.2f} to {max(gaps):+.2f}."
-        )
+        pairs = [(results.of(spec), value) for spec, value in printed(model)]
+        claims = tuple(chance.printed(group, value) for group, value in pairs if group is not None)
+        yield AgainstPaper(model, claims=claims, total=len(pairs)) if claims else NotRun(model)
 
 
-def hamiltonians(results: Results) -> Iterator[str]:
+def gradual(results: Results, chance: Chance) -> Iterator[Finding]:
+    """Gibbs pruning as published, against gradual pruning of the same network, sparsity, recipe and length."""
+    rivals = [group for group in results if group.spec.method == "gradual"]
+    if not rivals:
+        yield NotRun("", what="gradual pruning")
+    for rival in sorted(rivals, key=lambda group: group.spec.name()):
+        spec = rival.spec.replace(method="gibbs", hamiltonian=None, settings=())
+        if (gibbs := results.of(spec)) is None:
+            yield NotRun(spec.model, spec.structure, what=f"Gibbs pruning beside {rival.spec.name()}")
+        else:
+            claims = (chance.claim(gibbs, rival),)
+            yield Gradual(spec.model, spec.structure, claims=claims, one=gibbs, other=rival)
+
+
+def hamiltonians(results: Results, chance: Chance) -> Iterator[Finding]:
     for structure, names in cells.HAMILTONIANS.items():
         for model in cells.MODELS:
             runs = {name: results.of(cells.as_printed(model, structure, name)) for name in names}
-            order = sorted(names, key=lambda name: -published.HAMILTONIANS[structure][model][name])
-            how = " (quadratic by the paper's chain)" if structure == "filter" else ""
-            yield f"{structure}-wise, {NETWORK[model]}{how}: {_ranking(runs, order)}"
+            found = {name: group for name, group in runs.items() if group is not None}
+            if not found:
+                yield NotRun(model, structure)
+                continue
+            ours = sorted(found.items(), key=lambda pair: -pair[1].mean())
+            order = sorted(found, key=lambda name: -published.HAMILTONIANS[structure][model][name])
+            steps = tuple(chance.claim(one, other) for (_, one), (_, other) in itertools.pairwise(ours))
+            missing = tuple(name for name in names if name not in found)
+            yield Ranking(model, structure, claims=steps, ours=tuple(ours), theirs=tuple(order), missing=missing)
 
 
-def _ranking(runs: dict[str, Group | None], order: Sequence[str]) -> str:
-    """Ours against the paper's order of names."""
-    found = {name: group for name, group in runs.items() if group is not None}
-    if not found:
-        return f"{NOTHING}."
-    ours = sorted(found, key=lambda name: -found[name].mean())
-    shown = ", ".join(f"{NAMES[name]} {number(found[name])}" for name in ours)
-    missing = [NAMES[name] for name in runs if name not in found]
-    theirs = [name for name in order if name in found]
-    text = shown
-    if len(found) > 1:
-        sure = all(clearly(found[a], found[b]) > 0 for a, b in itertools.pairwise(ours))
-        same = "the paper's order" if ours == theirs else f"the paper's is {', '.join(NAMES[name] for name in theirs)}"
-        text += f" ({same}; {'every step' if sure else 'not every step'} is beyond two standard errors)"
-    return text + (f"; {', '.join(missing)} {NOTHING}." if missing else ".")
-
-
-def convergence(results: Results) -> Iterator[str]:
+def convergence(results: Results, chance: Chance) -> Iterator[Finding]:
+    asked = {family(spec): spec for spec in cells.asked()}
     for model in cells.MODELS:
-        asked = {family(spec): spec for spec in cells.asked()}
         kind = (model, "gibbs", "paper")
         specs = [spec for spec in asked.values() if (spec.model, spec.method, spec.recipe.name) == kind]
-        found = [group for spec in specs if (group := results.of(spec)) is not None]
-        if not found:
-            yield f"{NETWORK[model]}: {NOTHING}."
-            continue
-        least = 100 * cells.CONVERGED
-        loose = [
-            f"{group.spec.structure}-wise {NAMES[str(group.spec.hamiltonian)]} at {100 * group.spec.sparsity:g} %, "
-            f"stretch {group.spec.stretch}{hot(group)}: {group.mean('agreement'):.2f} %, accuracy {group.mean():.2f} "
-            f"with the last draw and {group.mean('accuracy_converged'):.2f} with the converged mask"
-            for group in found
-            if group.mean("agreement") < least
-        ]
-        yield (
-            f"{NETWORK[model]}: the last draw agrees with the converged mask in {least:g} % of the weights or more in "
-            f"{len(found) - len(loose)} of {len(found)} kinds of Gibbs runs"
-            + (f"; not in these: {'; '.join(loose)}." if loose else ".")
-        )
+        found = _found(results, specs)
+        loose = tuple(group for group in found if group.mean("agreement") < 100 * cells.CONVERGED)
+        yield Convergence(model, count=len(found), loose=loose) if found else NotRun(model)
 
 
-def samplers(results: Results) -> Iterator[str]:
+def samplers(results: Results, chance: Chance) -> Iterator[Finding]:
     for model in cells.MODELS:
         exact = results.of(cells.run(model, structure="filter"))
         chain = results.of(cells.as_printed(model, "filter", "quadratic"))
         if exact is None or chain is None:
             lacking = " and ".join(name for name, group in (("exact", exact), ("chromatic", chain)) if group is None)
-            yield f"{NETWORK[model]}, filters: {lacking} {NOTHING}."
-            continue
-        verdict = {1: "the exact sampler is better", -1: "the chain is better", 0: "no difference beyond chance"}
-        yield (
-            f"{NETWORK[model]}, filters: exact {number(exact)}, chromatic {number(chain)}: "
-            f"{verdict[clearly(exact, chain)]}{few(exact, chain)}."
-        )
+            yield NotRun(model, "filter", what=lacking)
+        else:
+            yield Samplers(model, "filter", claims=(chance.claim(exact, chain),), one=exact, other=chain)
 
 
-def random_masks(results: Results) -> Iterator[str]:
+def random_masks(results: Results, chance: Chance) -> Iterator[Finding]:
     for model in cells.MODELS:
-        answers, groups = [], []
-        for p in cells.RATES:
-            gibbs = results.of(cells.run(model, sparsity=p))
-            others = {
-                "random mask": results.of(cells.run(model, "random-mask", sparsity=p)),
-                "re-initialisation": results.of(cells.reinit(model, p)),
-            }
-            for name, other in others.items():
-                if gibbs is None or other is None:
-                    answers.append(f"{name} at {100 * p:g} %: {NOTHING}")
-                else:
-                    sure = "" if clearly(gibbs, other) else ", within chance"
-                    answers.append(f"{name} at {100 * p:g} %: {gibbs.mean() - other.mean():+.2f}{sure}")
-                    groups += [gibbs, other]
-        done = [answer for answer in answers if not answer.endswith(NOTHING)]
-        if not done:
-            yield f"{NETWORK[model]}: {NOTHING}."
-            continue
-        ahead = all("+" in answer and "within" not in answer for answer in done)
-        verdict = ("ahead at every rate that was run" if ahead else "not clearly ahead everywhere") + few(*groups)
-        yield f"{NETWORK[model]}: {verdict}. Points by which Gibbs pruning is ahead: {'; '.join(answers)}."
+        rows: list[tuple[str, float, Claim | None]] = []
+        for rate in cells.RATES:
+            gibbs = results.of(cells.run(model, sparsity=rate))
+            others = {"random mask": cells.run(model, "random-mask", sparsity=rate),
+                      "re-initialisation": cells.reinit(model, rate)}  # fmt: skip
+            for name, spec in others.items():
+                other = results.of(spec)
+                rows.append((name, rate, None if gibbs is None or other is None else chance.claim(gibbs, other)))
+        claims = tuple(claim for _, _, claim in rows if claim is not None)
+        yield RandomMasks(model, claims=claims, rows=tuple(rows)) if claims else NotRun(model)
 
 
-def other_methods(results: Results) -> Iterator[str]:
-    for number_, structure in cells.COMPARED.items():
+def other_methods(results: Results, chance: Chance) -> Iterator[Finding]:
+    for number, structure in cells.COMPARED.items():
         for model in cells.MODELS:
-            series = cells.FIGURES[number_](model)
-            gibbs = [group for spec in series[0].specs if (group := results.of(spec)) is not None]
-            others = [
-                (line.label, group)
-                for line in (*series[1:], *cells.variations(model, [structure]))
-                for spec in line.specs
-                if (group := results.of(spec))
-            ]
-            where = f"{structure}-wise, {NETWORK[model]}"
+            first, *rest = cells.FIGURES[number](model)
+            gibbs = _found(results, first.specs)
+            lines = (*rest, *cells.variations(model, [structure]))
+            others = [(line.label, group) for line in lines for group in _found(results, line.specs)]
             if not gibbs or not others:
-                yield f"{where}: {'the other methods' if gibbs else 'Gibbs pruning'} {NOTHING}."
+                yield NotRun(model, structure, what="the other methods" if gibbs else "Gibbs pruning")
                 continue
-            label, strongest = max(others, key=lambda pair: pair[1].mean())
-            plain, top = gibbs[0], max(gibbs, key=lambda group: group.epochs)
-            relation = {1: "ahead of", 0: "about equal to", -1: "behind"}
-            exactly = " (exact sampler)" if structure == "filter" else ""
-            text = (
-                f"{where}: Gibbs pruning{exactly} in {plain.epochs} epochs ({plain.mean():.2f}) is "
-                f"{relation[clearly(plain, strongest)]} the best other, {label} in {strongest.epochs} epochs "
-                f"({strongest.mean():.2f})"
-            )
-            if top is not plain:
-                text += f"; stretched to {top.epochs} epochs{hot(top)} ({top.mean():.2f}) "
-                text += f"{relation[clearly(top, strongest)]} it"
-            chain = results.of(cells.as_printed(model, structure, "quadratic")) if structure == "filter" else None
-            if chain is not None:
-                text += f"; by the paper's chain ({chain.mean():.2f}) {relation[clearly(chain, strongest)]} it"
-            lacking = sum(results.of(spec) is None for line in series[1:] for spec in line.specs)
-            missing = f"; {lacking} of the other methods' points {NOTHING}" if lacking else ""
-            yield f"{text}{missing}."
+            label, best = max(others, key=lambda pair: pair[1].mean())
+            kinds = [gibbs[0]]
+            if (longest := max(gibbs, key=lambda group: group.epochs)) is not gibbs[0]:
+                kinds.append(longest)
+            if structure == "filter":
+                kinds += _found(results, [cells.as_printed(model, structure, "quadratic")])
+            judged = tuple((group, chance.claim(group, best)) for group in kinds)
+            missing = sum(results.of(spec) is None for line in rest for spec in line.specs)
+            claims = tuple(claim for _, claim in judged)
+            yield OtherMethods(model, structure, claims=claims, label=label, best=best, gibbs=judged, missing=missing)
 
 
-def stretching(results: Results) -> Iterator[str]:
+def stretching(results: Results, chance: Chance) -> Iterator[Finding]:
     for structure in cells.HAMILTONIANS:
         for model in cells.MODELS:
-            runs = {s: results.of(cells.run(model, structure=structure, stretch=s)) for s in cells.STRETCHES}
-            found = {s: group for s, group in runs.items() if group is not None}
-            where = f"{structure}-wise, {NETWORK[model]}"
+            found = _found(results, [cells.run(model, structure=structure, stretch=s) for s in cells.STRETCHES])
             if len(found) < 2:
-                yield f"{where}: stretched schedules {NOTHING}."
-                continue
-            shown = ", ".join(f"{number(group)} at stretch {s}{hot(group)}" for s, group in found.items())
-            first, last = found[min(found)], found[max(found)]
-            verdict = {1: "it helps", 0: "no difference beyond chance", -1: "it hurts"}[clearly(last, first)]
-            yield f"{where}: {shown}: {verdict}{few(first, last)}."
+                yield NotRun(model, structure, what="stretched schedules")
+            else:
+                claims = (chance.claim(found[-1], found[0]),)
+                yield Stretching(model, structure, claims=claims, groups=tuple(found))
 
 
-def high_rates(results: Results) -> Iterator[str]:
+def high_rates(results: Results, chance: Chance) -> Iterator[Finding]:
     for model in cells.MODELS:
         dense = results.of(cells.dense(model))
-        runs = [(s, results.of(cells.run(model, sparsity=0.95, stretch=s))) for s in cells.STRETCHES]
-        found = [(s, group) for s, group in runs if group is not None]
+        found = _found(results, [cells.run(model, sparsity=0.95, stretch=s) for s in cells.STRETCHES])
         if dense is None or not found:
-            yield f"{NETWORK[model]}: {NOTHING}."
-            continue
-        shown = ", ".join(f"{dense.mean() - group.mean():.2f} at stretch {s}{hot(group)}" for s, group in found)
-        yield f"{NETWORK[model]}: points lost {shown} (paper, stretched: {published.STRETCHED_LOSS[model]:.2f})."
+            yield NotRun(model)
+        else:
+            yield HighRates(model, lost=tuple((group, dense.mean() - group.mean()) for group in found))
+
+
+def _found(results: Results, specs: Sequence[RunSpec]) -> list[Group]:
+    return [group for spec in specs if (group := results.of(spec)) is not None]
+
+
+FIRST: dict[str, Asked] = {
+    "Where do we stand against the paper's tables?": against_paper,
+    "How does Gibbs pruning as published compare with gradual pruning?": gradual,
+}
+THEN: dict[str, Asked] = {
+    "Which Hamiltonian is best?": hamiltonians,
+    "Do the masks converge?": convergence,
+    "Does the exact sampler differ from the chromatic chain?": samplers,
+    "Does Gibbs pruning beat a random mask and re-initialisation at every rate?": random_masks,
+    "Does it beat the other methods?": other_methods,
+    "Does stretching help?": stretching,
+    "How close does 95 % come to the dense network?": high_rates,
+}
+
+
+def answers(results: Results, questions: dict[str, Asked]) -> list[Answer]:
+    """Each question with its findings, one or more per network."""
+    chance = Chance(results)
+    return [answer(question, asked, results, chance) for question, asked in questions.items()]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from gibbsprune.experiments import store
 from gibbsprune.training.spec import RunSpec
 
 from . import cells
-
-#: The deviation between seeds, in points, that is assumed where there is one: about that of kinds with three, pooled.
-ASSUMED_DEVIATION = {"weight": 0.25, "kernel": 0.25, "filter": 0.35}
-LEAST_DEVIATION = 0.2
-TASKS = {"cifar10": "CIFAR-10"}
 
 
 @dataclass(frozen=True)
@@ -42,25 +36,8 @@ class Group:
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean accuracy; few seeds say little about their deviation, so it has a floor."""
-        deviation = self.deviation()
-        return max(LEAST_DEVIATION, self.assumed if deviation is None else deviation) / math.sqrt(len(self.records))
-
-    @property
-    def assumed(self) -> float:
-        """The deviation of a single run of this kind, also of one whose accuracy the paper prints."""
-        return ASSUMED_DEVIATION[self.spec.structure]
-
-    @property
     def epochs(self) -> int:
         return self.spec.total_epochs
-
-    @property
-    def hot(self) -> list[int]:
-        """The seeds of the runs up to the final β of those that did not converge."""
-        specs = [record["spec"] for record in self.records]
-        return [spec["seed"] for spec in specs if spec["recipe"]["beta_end"] == cells.FINAL_BETA]
 
 
 class Results:
@@ -85,12 +62,7 @@ class Results:
         members = [*hot.records, *(record for record in plain.records if record["spec"]["seed"] not in again)]
         return Group(plain.spec, tuple(sorted(members, key=lambda record: record["spec"]["seed"])))
 
-    @property
-    def tasks(self) -> list[str]:
-        """The names of the data that the results are of."""
-        return sorted({TASKS.get(group.spec.data, group.spec.data) for group in self})
-
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Group]:
         return iter(self.groups.values())
 
 
@@ -112,13 +84,3 @@ def family(spec: RunSpec) -> str:
     del values["seed"]
     values["settings"] = {name: value for name, value in values["settings"].items() if name != "from"}
     return json.dumps(values, sort_keys=True)
-
-
-def clearly(one: Group, other: Group) -> int:
-    """1 if the first is more accurate than the second beyond two standard errors, −1 if less, else 0."""
-    return beyond_chance(one.mean() - other.mean(), one.error, other.error)
-
-
-def beyond_chance(difference: float, *errors: float) -> int:
-    """The sign of a difference beyond two standard errors, else 0."""
-    return 0 if abs(difference) <= 2 * math.hypot(*errors) else (1 if difference > 0 else -1)

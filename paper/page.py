@@ -19,8 +19,9 @@ from gibbsprune.training.spec import RunSpec
 
 from . import cells, published
 from .extras import plainly
-from .findings import NAMES, NETWORK, printed
+from .findings import printed
 from .groups import Group, Results, family
+from .words import NAMES, NETWORK, task
 
 SIDE, KERNEL, FRAMES = 16, 3, 33
 METHODS = {
@@ -57,7 +58,7 @@ def page_data(results: Results) -> dict[str, Any]:
     return {
         "cells": made,
         "labels": labels,
-        "tasks": results.tasks,
+        "tasks": sorted({task(group.spec.data) for group in results}),
         "annealing": {structure: annealing(structure) for structure in cells.SPARSITY},
         "done": sum(cell.name in results.by_name for cell in wanted),
         "total": len(wanted),

@@ -12,8 +12,11 @@ from gibbsprune.training.spec import RunSpec
 from gibbsprune.training.summary import table
 
 from . import cells, extras, published
-from .findings import NAMES, NETWORK, NOTHING, findings, hot, number
-from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results, read_text
+from .chance import Chance
+from .findings import FIRST, THEN, Asked, answers
+from .groups import Group, Results, read_text
+from .sentences import lines
+from .words import NAMES, NETWORK, NOTHING, hot, number, safe, share, task
 
 FIGURES = {
     "3": "Unstructured methods at 90 %, accuracy against total epochs.",
@@ -24,7 +27,6 @@ FIGURES = {
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
 NOTES = Path(__file__).with_name("notes.md")
-MARK = "Written by `gibbsprune report`"
 
 
 def results_text(results: Results, folder: Path, images: str, page: Path) -> str:
@@ -33,40 +35,47 @@ def results_text(results: Results, folder: Path, images: str, page: Path) -> str
     lacking = [cell.spec for cell in wanted if cell.name not in results.by_name]
     parts = [
         "# Results",
-        f"{origin(folder, page)} not edited by hand. {' and '.join(results.tasks)}, "
-        "test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
-        "standard deviation over seeds where there are several, their number in brackets. “Paper” is "
-        "Labach & Valaee, [arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are "
-        "checked in; "
-        "`gibbsprune suite run paper` runs what is missing.",
-        f"{len(wanted) - len(lacking)} of {len(wanted)} cells have been run. {_machines(results)}",
-        "## In short",
-        "Computed from the results. “Beyond chance” is more than two standard errors, with a deviation between seeds "
-        f"of at least {LEAST_DEVIATION} points, and where there is one seed of {ASSUMED_DEVIATION['weight']}, "
-        f"filter-wise {ASSUMED_DEVIATION['filter']}.",
-        *_statements(results),
-        *_notes(),
+        f"Written by `make paper` from the raw files in {extras.link(folder, page)}; not edited by hand. "
+        f"{' and '.join(sorted({task(group.spec.data) for group in results}))}, test accuracy in percent of the "
+        "**last** epoch at the final mask, no test-time augmentation; mean ± standard deviation over seeds where there "
+        "are several, their number in brackets. “Paper” is Labach & Valaee, "
+        "[arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are checked in.",
+        f"{len(wanted) - len(lacking)} of {len(wanted)} cells have been run. {_machines(results)} After the tables and "
+        "figures: [what they say](#what-the-results-say), and [notes](#notes).",
+        *_statements(results, FIRST),
         *table1(),
         *table2(results),
         *table3(results),
         *table4(results),
         *(text for number_ in FIGURES for text in figure(number_, results, images)),
         *extras.beyond(results),
+        "## What the results say",
+        _judged(results),
+        *_statements(results, THEN),
         *extras.run_again(results),
         *extras.variations(results),
         *extras.tuning(folder.parent / "tune", page),
         *extras.not_run(lacking),
+        "## Notes",
+        read_text(NOTES).strip(),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def origin(folder: Path, page: Path) -> str:
-    """How a page in the folder ``page`` begins that was written from these results."""
-    return f"{MARK} from the raw files in {extras.link(folder, page)};"
+def _judged(results: Results) -> str:
+    """How chance is told from difference, with the deviations that are taken."""
+    chance = Chance(results)
+    limits = ", ".join(f"{kind}-wise {chance.upper(kind):.2f}" for kind in cells.SPARSITY)
+    return (
+        "Computed from the results, above as well as here. “Beyond chance” is judged with the upper 95 % limit of the "
+        "standard deviation between seeds, pooled over all kinds of runs of a structure with several seeds (in points: "
+        f"{limits}), and with Holm's correction for all comparisons of a question, at 5 %. The paper's accuracies are "
+        "taken as single runs. “One seed” says that one side of a comparison, or both, rests on a single training."
+    )
 
 
 def _machines(results: Results) -> str:
-    seen = {_machine(record["environment"]) for group in results for record in group.records} - {""}
+    seen = {_machine(record["environment"]) for record in results.by_name.values()} - {""}
     return f"Hardware: {'; '.join(sorted(seen))}." if seen else ""
 
 
@@ -75,18 +84,13 @@ def _machine(environment: dict[str, Any]) -> str:
     found = (environment.get("hardware"), environment.get("versions"))
     hardware, versions = (part if isinstance(part, dict) else {} for part in found)
     name, torch = hardware.get("gpu") or hardware.get("cpu"), versions.get("torch")
-    return ", ".join([*([str(name)] if name else []), *([f"torch {torch}"] if torch else [])])
+    return ", ".join([*([safe(name)] if name else []), *([f"torch {safe(torch)}"] if torch else [])])
 
 
-def _statements(results: Results) -> Iterable[str]:
-    for question, answers in findings(results):
-        yield f"**{question}**"
-        yield "\n".join(f"- {answer}" for answer in answers)
-
-
-def _notes() -> list[str]:
-    """What people have to say about the results, from ``notes.md``."""
-    return ["## Notes", read_text(NOTES).strip()]
+def _statements(results: Results, questions: dict[str, Asked]) -> Iterable[str]:
+    for answer in answers(results, questions):
+        yield f"**{answer.question}**"
+        yield "\n".join(f"- {line}" for line in lines(answer))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -139,9 +143,11 @@ def table2(results: Results) -> list[str]:
 def table4(results: Results) -> list[str]:
     parts = ["## Table IV: Hamiltonians, structured"]
     for structure in ("kernel", "filter"):
-        share = f"{100 * cells.SPARSITY[structure]:g} %"
         rows = _hamiltonian_rows(results, structure)
-        parts += [f"### {structure.capitalize()}-wise, {share}", table(_both("Hamiltonian"), rows)]
+        parts += [
+            f"### {structure.capitalize()}-wise, {share(cells.SPARSITY[structure])}",
+            table(_both("Hamiltonian"), rows),
+        ]
     parts.append(
         "The paper samples kernels by enumeration and filters by the chromatic chain, whose law leaves out the "
         "couplings inside each of its halves. “Exact” is this library's own sampler of the quadratic law with all of "
@@ -177,7 +183,7 @@ def table3(results: Results) -> list[str]:
             row = _row(label, results, specs, theirs)
             found = [results.of(spec) for spec in specs]
             achieved = ["" if group is None else f"{group.mean('sparsity'):.2f}" for group in found]
-            rows.append([row[0], f"{100 * p:g} %", *row[1:], *achieved])
+            rows.append([row[0], share(p), *row[1:], *achieved])
     return [*parts, table(header, rows, left=2)]
 
 
@@ -191,7 +197,7 @@ def figure(number_: str, results: Results, images: str) -> list[str]:
         for series in cells.FIGURES[number_](model):
             for spec in series.specs:
                 group = results.of(spec)
-                label = f"{series.label}, {100 * spec.sparsity:g} %" if number_ == "4" else series.label
+                label = f"{series.label}, {share(spec.sparsity)}" if number_ == "4" else series.label
                 if group is None:
                     rows.append([NETWORK[model], label, str(spec.total_epochs), NOTHING, "", "", "0"])
                     continue
