@@ -35,12 +35,12 @@ def write(folder: Path, docs: Path, out: Path) -> None:
     results = groups.load(folder)
     if not results.groups:
         raise UserError(f"{folder} holds no results")
-    text, interactive = tables.results_text(results, folder, "img/results", docs), page.page_text(results)
+    text = tables.results_text(results, folder, "img/results", docs)
     for place in (docs, out):
         make_folder(place)
     figures.draw_all(results, docs / "img" / "results")
     write_atomic(docs / "results.md", text)
-    write_atomic(out / "index.html", interactive)
+    page.write(out / "index.html", results)
     print(missing(results))
     print(f"The tables are in {docs / 'results.md'}; open {out / 'index.html'} in a browser.")
 

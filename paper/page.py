@@ -1,105 +1,58 @@
-"""``index.html``: one page with everything in it, which needs no network and no server."""
+"""The interactive page of the evaluation: a sweep's page, with the published numbers and a mask that freezes."""
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from gibbsprune.law import sample
 from gibbsprune.schedules import LogSchedule
+from gibbsprune.sweeps.page import write_page
 from gibbsprune.threshold import converged_mask
-from gibbsprune.training.folder import plain
 from gibbsprune.training.spec import RunSpec
 
 from . import cells, published
 from .extras import plainly
 from .findings import printed
-from .groups import Group, Results, family
-from .words import NAMES, NETWORK, task
+from .groups import Results, family
+from .words import NAMES, TASKS
 
-SIDE, KERNEL, FRAMES = 16, 3, 33
+SIDE, KERNEL, FRAMES = 16, 3, 17
 METHODS = {
     "magnitude": "Han et al.", "filter-l1": "Li et al.", "lottery": "IMP with rewinding", "thinet": "ThiNet",
     "random-mask": "random mask", "reinit": "re-initialisation",
 }  # fmt: skip
 
 
-def page_text(results: Results) -> str:
-    """The page with its style, script and data inside."""
-    files = Path(__file__).with_name("page")
-    text = (files / "page.html").read_text(encoding="utf-8")
-    content = json.dumps(plain(page_data(results)), ensure_ascii=False, separators=(",", ":"))
-    content = content.replace("</", "<\\/")  # nothing in the data may end the script element
-    for mark, part in (
-        ("/*STYLE*/", (files / "page.css").read_text(encoding="utf-8")),
-        ("/*DATA*/", content),
-        ("/*SCRIPT*/", (files / "page.js").read_text(encoding="utf-8")),
-    ):
-        text = text.replace(mark, part, 1)
-    return text
-
-
-def page_data(results: Results) -> dict[str, Any]:
-    """What the page shows, as plain values; shares in percent."""
+def write(path: Path, results: Results) -> None:
+    """The page of all results, Gibbs pruning first."""
     theirs = {family(spec): value for model in cells.MODELS for spec, value in printed(model)}
     for model in cells.MODELS:
         theirs[family(cells.run(model))] = published.HAMILTONIANS["weight"][model]["square"]
-    shown = [group for group in results if not _part(group.spec)]
-    made = [_cell(i, group, theirs.get(family(group.spec))) for i, group in enumerate(shown)]
+    shown = [(group.spec, record) for group in results for record in group.records]
+    shown.sort(key=lambda pair: (pair[0].model, pair[0].recipe.name != "paper", _order(label(pair[0]))))
+    tasks = " and ".join(sorted({TASKS.get(spec.data, spec.data) for spec, _ in shown}))
     wanted = cells.wanted(results.by_name)
-    labels = sorted({cell["label"] for cell in made if cell["method"] != "dense"}, key=_order)
-    made.sort(key=lambda cell: (cell["model"], cell["recipe"] != "paper", _order(cell["label"]), cell["epochs"]))
-    return {
-        "cells": made,
-        "labels": labels,
-        "tasks": sorted({task(group.spec.data) for group in results}),
-        "annealing": {structure: annealing(structure) for structure in cells.SPARSITY},
-        "done": sum(cell.name in results.by_name for cell in wanted),
-        "total": len(wanted),
-    }
-
-
-def _part(spec: RunSpec) -> bool:
-    """Whether a run is a round of a lottery that others follow."""
-    number = spec.setting("round") if spec.method == "lottery" else None
-    return number is not None and number < spec.setting("rounds")
+    done = sum(cell.name in results.by_name for cell in wanted)
+    write_page(
+        path,
+        [record for _, record in shown],
+        title="Gibbs pruning: results",
+        about=f"{tasks}, test accuracy of the last epoch at the final mask; “paper” is arXiv:2006.04981. "
+        f"{done} of {len(wanted)} cells of its evaluation have been run.",
+        label=label,
+        reference=lambda spec: theirs.get(family(spec)),
+        reference_name="paper",
+        figures=[annealing()],
+    )
 
 
 def _order(label: str) -> tuple[bool, bool, str]:
     """Gibbs pruning first, with the paper's choice of Hamiltonian before the others."""
     return not label.startswith("Gibbs"), label not in ("Gibbs, linear square", "Gibbs, quadratic"), label
-
-
-def _cell(number: int, group: Group, theirs: float | None) -> dict[str, Any]:
-    spec, first = group.spec, group.records[0]
-    name = label(spec)
-    effort = ", ".join(
-        f"{key} {value}" for key, value in dict(spec.settings).items() if key in ("tune_epochs", "rounds")
-    )
-    title = name
-    if spec.how.prunes:
-        title += f", {spec.structure}-wise {100 * spec.sparsity:g} %"
-    title += f", {NETWORK.get(spec.model, spec.model)}, {group.epochs} epochs"
-    if spec.stretch > 1:
-        title += f" (stretch {spec.stretch})"
-    if spec.recipe.name != "paper":
-        title += f", recipe {spec.recipe.name}"
-    return {
-        "id": number, "title": title, "label": name, "model": spec.model, "method": spec.method,
-        "structure": spec.structure if spec.how.prunes else None, "recipe": spec.recipe.name,
-        "stretch": spec.stretch, "shift": spec.recipe.shift,
-        "effort": effort, "epochs": group.epochs, "target": round(100 * spec.sparsity, 4) if spec.how.prunes else 0,
-        "accuracy": group.mean(), "deviation": group.deviation(), "recalibrated": group.mean("accuracy_recalibrated"),
-        "agreement": group.mean("agreement"), "sparsity": group.mean("sparsity"), "nonzero": first["nonzero"],
-        "parameters": first["parameters"], "seeds": len(group.records), "paper": theirs,
-        "layers": [[layer["name"], layer["weights"], layer["kept"]] for layer in first["layers"]],
-    }  # fmt: skip
 
 
 def label(spec: RunSpec) -> str:
@@ -116,22 +69,64 @@ def label(spec: RunSpec) -> str:
     return f"{name}{change and f' ({change})'}"
 
 
-def annealing(structure: str, draw: Callable[..., torch.Tensor] = sample) -> dict[str, Any]:
-    """Masks of one made-up layer along the paper's schedule of β, packed row by row of its picture."""
+def annealing(draw: Callable[..., torch.Tensor] = sample) -> tuple[str, str, dict[str, Any]]:
+    """Masks of one made-up layer along the paper's schedule of β, as a figure with a slider."""
     generator = torch.Generator().manual_seed(0)
     weight = 0.08 * torch.randn(SIDE, SIDE, KERNEL, KERNEL, generator=generator)
     weight *= torch.exp(0.5 * torch.randn(SIDE, SIDE, 1, 1, generator=generator))  # kernels differ, as trained ones do
     weight *= torch.exp(0.3 * torch.randn(SIDE, 1, 1, 1, generator=generator))
-    sparsity = cells.SPARSITY[structure]
-    limit = converged_mask(weight, sparsity, structure)
-    schedule, frames = LogSchedule(0.7, 1e4, 128), []
+    limits = {kind: converged_mask(weight, sparsity, kind) for kind, sparsity in cells.SPARSITY.items()}
+    schedule, frames = LogSchedule(0.7, 1e4, 128), list[dict[str, Any]]()
     for k in range(FRAMES):
-        epoch = round(128 * k / (FRAMES - 1))
-        mask = draw(weight, None, structure, sparsity, schedule(epoch), generator=generator)[0]
-        picture = mask.permute(0, 2, 1, 3).reshape(SIDE * KERNEL, SIDE * KERNEL).numpy()
+        beta = schedule(round(128 * k / (FRAMES - 1)))
+        masks = {kind: draw(weight, None, kind, sparsity, beta, generator=generator)[0]
+                 for kind, sparsity in cells.SPARSITY.items()}  # fmt: skip
+        told = [_told(i, kind, mask, limits[kind]) for i, (kind, mask) in enumerate(masks.items())]
         frames.append({
-            "beta": schedule(epoch), "epoch": epoch, "kept": float(mask.float().mean()),
-            "agreement": float((mask == limit).float().mean()),
-            "bits": base64.b64encode(np.packbits(picture).tobytes()).decode(),
+            "name": f"{beta:.3g}" if beta < 100 else f"{beta:,.0f}",
+            "data": [{"z": picture(mask)} for mask in masks.values()],
+            "layout": {"annotations": told},
         })  # fmt: skip
-    return {"side": SIDE, "kernel": KERNEL, "sparsity": sparsity, "frames": frames}
+    move = {"mode": "immediate", "transition": {"duration": 0}}
+    steps = [{"label": frame["name"], "method": "animate", "args": [[frame["name"]], move]} for frame in frames]
+    play = {"label": "Play", "method": "animate", "args": [None, {**move, "frame": {"duration": 350}}]}
+    axes: dict[str, Any] = {}
+    for i in range(len(limits)):
+        number = str(i + 1) if i else ""
+        axes[f"xaxis{number}"] = {"domain": [_left(i), _left(i) + 0.31], "visible": False, "fixedrange": True}
+        axes[f"yaxis{number}"] = {"visible": False, "autorange": "reversed", "scaleanchor": f"x{number}",
+                                  "anchor": f"x{number}", "fixedrange": True, "constrain": "domain",
+                                  "constraintoward": "top"}  # fmt: skip
+    pictures = [
+        {"type": "heatmap", "showscale": False, "hoverinfo": "skip", "zmin": 0, "zmax": 1, **trace,
+         "colorscale": [[0, "#F4F4F0"], [1, "#08306B"]], "xgap": 0, "xaxis": f"x{i + 1 if i else ''}",
+         "yaxis": f"y{i + 1 if i else ''}"}
+        for i, trace in enumerate(frames[0]["data"])
+    ]  # fmt: skip
+    layout = {
+        "height": 470, **axes, **frames[0]["layout"], "margin": {"l": 8, "r": 8, "t": 60, "b": 10},
+        "sliders": [{"steps": steps, "currentvalue": {"prefix": "β = "}, "x": 0.12, "len": 0.83, "pad": {"t": 30}}],
+        "updatemenus": [{"type": "buttons", "buttons": [play], "x": 0.1, "y": 0, "yanchor": "top", "pad": {"t": 48}}],
+    }  # fmt: skip
+    text = (
+        "One layer of 16 × 16 kernels (3 × 3 weights each), masks drawn by the library's sampler at rising β; dark is "
+        "kept, settled is what is as in the converged mask. The weights stay the same here, while in training they "
+        "adapt to the mask as it cools."
+    )
+    return "A mask freezes", text, {"data": pictures, "layout": layout, "frames": frames}
+
+
+def picture(mask: torch.Tensor) -> list[list[int]]:
+    """Kernels side by side, as a matrix of zeros and ones."""
+    rows: list[list[int]] = mask.permute(0, 2, 1, 3).reshape(SIDE * KERNEL, SIDE * KERNEL).int().tolist()
+    return rows
+
+
+def _left(i: int) -> float:
+    return 0.345 * i
+
+
+def _told(i: int, kind: str, mask: torch.Tensor, limit: torch.Tensor) -> dict[str, Any]:
+    kept, same = (100 * float(part.float().mean()) for part in (mask, mask == limit))
+    return {"text": f"{kind}s<br>{kept:.0f} % kept<br>{same:.0f} % settled", "showarrow": False, "xref": "paper",
+            "yref": "paper", "x": _left(i) + 0.155, "y": 1, "xanchor": "center", "yanchor": "bottom"}  # fmt: skip

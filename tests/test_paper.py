@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 import fake_results
-from gibbsprune import converged_mask
 from gibbsprune.experiments import store
-from paper import __main__, cells, extras, figures, groups, page, published, tables, words
+from paper import __main__, cells, extras, figures, groups, published, tables, words
 from paper.groups import Results
 
 record, run_twice = fake_results.record, fake_results.run_twice
@@ -85,18 +81,6 @@ def test_of_several_seeds_those_run_again_are_named(tmp_path):
     assert len(extras.run_again(results)[2].splitlines()) == 3, "one row"
 
 
-def test_the_page_tells_a_run_from_the_one_in_its_place(tmp_path):
-    """By the label too, by which the page draws lines."""
-    shown = page.page_data(Results(run_twice()))["cells"]
-    first, second = sorted(shown, key=lambda cell: cell["agreement"])
-    assert first["label"] == "Gibbs, linear square"
-    assert second["label"] == "Gibbs, linear square (beta_end 1e+06)"
-    assert second["title"].startswith("Gibbs, linear square (beta_end 1e+06), weight-wise 90 %, ResNet-20, 400 epochs")
-    both = cells.after_dense("resnet20", "magnitude", "weight", tune_rate=1e-4)
-    assert page.label(both) == "Han et al., tuned at 0.0001"
-    assert page.label(cells.changed(both, cells.REAL_SHIFT)) == "Han et al. (shift 3.2, tune_rate 0.0001)"
-
-
 def test_a_figure_draws_the_run_in_its_place_only(tmp_path):
     """One point of one line."""
     first, second = run_twice()
@@ -157,7 +141,6 @@ def test_a_stretched_run_that_did_not_converge_is_wanted_once_more(tmp_path):
     store.write(tmp_path, spec, fake_results.result(spec) | {"agreement": 0.9})
     results = groups.load(tmp_path)
     assert f"1 of {CELLS + 1} cells have been run." in tables.results_text(results, tmp_path, "img", tmp_path)
-    assert page.page_data(results)["total"] == CELLS + 1
 
 
 def tuned() -> dict:
@@ -304,40 +287,6 @@ def test_panels_without_results_say_so_and_bad_results_do_not_hide_the_others(tm
 
 
 # -- the page's data and the command -----------------------------------------------------------------------------------
-
-
-def test_the_page_holds_every_group_and_its_layers(full):
-    found = page.page_data(groups.load(full))
-    assert (found["done"], found["total"]) == (CELLS, CELLS)
-    rounds = [cell for cell in cells.cells() if (cell.spec.setting("round") or 0) > 0]
-    ends = [cell for cell in rounds if cell.spec.setting("round") == cell.spec.setting("rounds")]
-    firsts = len(cells.MODELS)  # the trainings before the first round
-    assert sum(cell["seeds"] for cell in found["cells"]) == CELLS - firsts - len(rounds) + len(ends)
-    by_title = {cell["title"]: cell for cell in found["cells"]}
-    cell = by_title["Gibbs, linear square, weight-wise 90 %, ResNet-20, 200 epochs"]
-    assert (cell["paper"], cell["seeds"], len(cell["layers"])) == (87.5, 3, 20)
-    assert len(by_title) == len(found["cells"]), "every cell has a title of its own"
-    assert [cell["label"] for cell in found["cells"] if cell["model"] == "resnet20" and cell["method"] == "dense"] == [
-        "dense", "dense (shift 3.2)", "dense",
-    ], "the recipe paper, with interpolated shifts, and the recipe modern"  # fmt: skip
-    assert "random mask (shift 3.2), weight-wise 90 %, ResNet-20, 200 epochs" in by_title
-    assert found["labels"][0] == "Gibbs, linear square"
-
-
-@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
-def test_the_mask_freezes(structure):
-    found = page.annealing(structure)
-    frames = found["frames"]
-    assert (frames[0]["beta"], frames[-1]["beta"]) == (pytest.approx(0.7), pytest.approx(1e4))
-    assert frames[0]["agreement"] < 0.9
-    assert frames[-1]["agreement"] > 0.99
-    size = found["side"] * found["kernel"]
-    for frame in frames:
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(frame["bits"]), np.uint8))
-        assert bits.sum() == round(frame["kept"] * size * size)
-    assert page.annealing(structure) == found, "the same page every time"
-    share = float(converged_mask(torch.arange(256.0), found["sparsity"]).float().mean())
-    assert frames[-1]["kept"] == pytest.approx(share, abs=0.05)
 
 
 def test_the_command_writes_everything(full, tmp_path, capsys):
