@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from gibbsprune.errors import UserError
-from gibbsprune.training.checkpoint import make_folder, write_atomic
+from gibbsprune.files import make_folder, write_atomic
 
 from . import cells, figures, groups, page, tables
 

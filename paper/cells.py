@@ -31,7 +31,7 @@ ROUNDS = (1, 3, 5)
 #: Rates of fine-tuning to try beside the paper's 1e-5, at which few epochs bring back little of what pruning took.
 TUNE_RATES = (1e-4, 1e-3)
 
-#: β ranges and couplings that ``gibbsprune suite tune`` chose in short runs. The tables show the defaults and the
+#: β ranges and couplings that ``gibbsprune tune`` chose in short runs. The tables show the defaults and the
 #: paper's c; at full length these are variations beside them.
 CHOSEN: dict[tuple[str, str], dict[str, float]] = {
     ("weight", "binary"): {"beta_end": 40.0}, ("weight", "sign"): {"beta_start": 0.1},

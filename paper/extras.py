@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.errors import UserError
+from gibbsprune.text import table
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import COUPLING, RunSpec
-from gibbsprune.training.summary import table
 
 from . import cells
 from .groups import Results, family, read_text
@@ -121,11 +121,11 @@ def link(target: Path, page: Path, text: str | None = None) -> str:
 
 
 def tuning(folder: Path, page: Path) -> list[str]:
-    """What ``gibbsprune suite tune`` found; links are seen from the folder ``page``."""
+    """What ``gibbsprune tune`` found; links are seen from the folder ``page``."""
     parts = ["## Tuning"]
     found = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
     if not found:
-        text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
+        text = f"`gibbsprune tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]
     for file in found:
         text = read_text(file)
@@ -133,7 +133,7 @@ def tuning(folder: Path, page: Path) -> list[str]:
             parts += _tuned(json.loads(text), link(file, page, "raw"))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"{file} is not what gibbsprune suite tune writes: {what}; move it away") from None
+            raise UserError(f"{file} is not what gibbsprune tune writes: {what}; move it away") from None
     return parts
 
 

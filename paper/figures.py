@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.training.checkpoint import make_folder, write_atomic
+from gibbsprune.files import make_folder, write_atomic
 
 from . import cells, published
 from .groups import Group, Results

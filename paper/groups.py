@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import store
+from gibbsprune.sweeps import results as stored
 from gibbsprune.training.spec import RunSpec
 
 from . import cells
@@ -67,7 +67,7 @@ class Results:
 
 
 def load(folder: Path) -> Results:
-    return Results(store.read_all(folder))
+    return Results(stored.read_all(folder))
 
 
 def read_text(file: Path) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gibbsprune.models import build
 from gibbsprune.models.describe import describe
+from gibbsprune.text import table
 from gibbsprune.training.spec import RunSpec
-from gibbsprune.training.summary import table
 
 from . import cells, extras, published
 from .chance import Chance

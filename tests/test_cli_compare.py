@@ -18,15 +18,16 @@ import torch
 from safetensors.torch import load_file
 
 from gibbsprune import data
+from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
 from gibbsprune.training import pictures
 from gibbsprune.training.comparison import LARGEST, Entry, choose, plan, train
 from gibbsprune.training.comparison_picture import STYLES, draw_comparison
 from gibbsprune.training.comparison_report import Row, result_table, spread, title, write_report
 from gibbsprune.training.folder import RunFolder, read_metrics
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL
@@ -71,17 +72,17 @@ def test_methods_with_settings():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--methods", "gibbs,magic"], f"unknown method 'magic'; it must be one of {', '.join(METHODS)}"),
+        (["--methods", "gibbs,magic"], f"method is 'magic': allowed are {listed(METHODS)}"),
         (["--methods", "l1,l1"], "l1 is named twice"),
         (["--methods", ","], "--methods is ','; it must be names separated by commas"),
-        (["--methods", "l1", "--structure", "filter"], "method 'l1' has no structure 'filter'; it has weight"),
-        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds'; its settings: penalty"),
-        (["--methods", "l1:penalty=-1"], "penalty is '-1'; it must be a number of at least 0"),
+        (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
+        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
+        (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
-        (["--structure", "row"], "unknown structure 'row'; it must be one of weight, kernel, filter"),
-        (["--sparsity", "1"], "sparsity is the fraction removed and must lie in [0, 1), but 1.0 was given"),
+        (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
-        (["--recipe", "soup"], "The recipe 'soup' is unknown; allowed are paper, modern, digits."),
+        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
     ],
 )
@@ -308,7 +309,7 @@ def test_a_file_in_the_way_is_told(place, capsys):
 
 
 def test_an_unreadable_entry_names_what_is_allowed():
-    with pytest.raises(UserError, match=r"^unknown method ''; it must be one of gibbs, dense"):
+    with pytest.raises(UserError, match=r"^method is '': allowed are 'gibbs', 'dense'"):
         Entry.read(":rounds=2")
 
 

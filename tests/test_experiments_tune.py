@@ -13,7 +13,7 @@ from gibbsprune.cli import main
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import paper, planner, store, tune
 from gibbsprune.hamiltonians import Binary, Linear
-from gibbsprune.methods.gibbs import schedule
+from gibbsprune.training.methods.gibbs import schedule
 
 
 def test_everything_the_paper_tuned_by_hand_is_tried():

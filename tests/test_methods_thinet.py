@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
-from gibbsprune.methods.thinet import PLACES, choose, contributions, inputs_of, rescale
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.methods import METHODS
+from gibbsprune.training.methods.thinet import PLACES, choose, contributions, inputs_of, rescale
 from method_bench import SMALL, few, spec
 
 

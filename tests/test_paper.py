@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import fake_results
-from gibbsprune.experiments import store
 from paper import __main__, cells, extras, figures, groups, published, tables, words
 from paper.groups import Results
 
@@ -128,17 +127,17 @@ def test_tables_set_ours_beside_the_papers(full):
 
 
 def test_what_was_not_run_is_marked(tmp_path):
-    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
+    fake_results.write(tmp_path / "paper", SQUARE[0])
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     assert f"1 of {CELLS} cells have been run." in text
     assert row(text, "binary") == ["binary", "not run", "86.6", "", "not run", "89.1", ""]
-    assert "`gibbsprune suite tune`: not run" in text
+    assert "`gibbsprune tune`: not run" in text
     assert "| ResNet-56, thinet" in text[text.index("## Not run") :]
 
 
 def test_a_stretched_run_that_did_not_converge_is_wanted_once_more(tmp_path):
     spec = cells.run("resnet20", stretch=2)
-    store.write(tmp_path, spec, fake_results.result(spec) | {"agreement": 0.9})
+    fake_results.write(tmp_path, spec, **{"agreement": 0.9})
     results = groups.load(tmp_path)
     assert f"1 of {CELLS + 1} cells have been run." in tables.results_text(results, tmp_path, "img", tmp_path)
 
@@ -153,7 +152,7 @@ def tuned() -> dict:
 @pytest.fixture
 def one(tmp_path):
     """A folder with one result, and one for tuning beside it."""
-    store.write(tmp_path / "paper", SQUARE[0], fake_results.result(SQUARE[0]))
+    fake_results.write(tmp_path / "paper", SQUARE[0])
     (tmp_path / "tune").mkdir()
     return tmp_path / "paper"
 
@@ -172,13 +171,13 @@ def test_notes_and_tuning_are_taken_in(one, tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"{", "is not what gibbsprune suite tune writes: Expecting property name"),
+        (b"{", "is not what gibbsprune tune writes: Expecting property name"),
         (b"\xff", "cannot be read: 'utf-8' codec"),
-        (b"{}", "is not what gibbsprune suite tune writes: it lacks 'evidence'"),
-        (b"[]", "is not what gibbsprune suite tune writes: "),
-        (json.dumps(tuned() | {"choice": []}).encode(), "is not what gibbsprune suite tune writes: "),
-        (json.dumps(tuned() | {"evidence": [{}]}).encode(), "is not what gibbsprune suite tune writes: it lacks"),
-        (json.dumps(tuned() | {"margin": "small"}).encode(), "is not what gibbsprune suite tune writes: "),
+        (b"{}", "is not what gibbsprune tune writes: it lacks 'evidence'"),
+        (b"[]", "is not what gibbsprune tune writes: "),
+        (json.dumps(tuned() | {"choice": []}).encode(), "is not what gibbsprune tune writes: "),
+        (json.dumps(tuned() | {"evidence": [{}]}).encode(), "is not what gibbsprune tune writes: it lacks"),
+        (json.dumps(tuned() | {"margin": "small"}).encode(), "is not what gibbsprune tune writes: "),
     ],
 )
 def test_a_damaged_tuning_is_told_before_anything_is_written(content, why, one, tmp_path, capsys):
@@ -218,7 +217,7 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     settled = cells.settled("resnet20")[0]
     assert extras.plainly(settled) == ("beta_end 1e+06", cells.run("resnet20", sparsity=0.5))
     for spec in (SQUARE[0], other, hot, fast, plain, settled):
-        store.write(tmp_path / "paper", spec, fake_results.result(spec))
+        fake_results.write(tmp_path / "paper", spec)
     text = tables.results_text(groups.load(tmp_path / "paper"), tmp_path / "paper", "img", tmp_path)
     listed = text[text.index("## Variations") : text.index("## Tuning")]
     assert f"`{other.name()}`" in listed
@@ -314,14 +313,14 @@ def test_mistakes_are_told_and_nothing_is_written(one, tmp_path, capsys):
     (one / "._hidden.json").write_bytes(b"\xff")  # macOS leaves such files on other disks
     (one.parent / "tune" / "mine.json").write_bytes(b"{}")
     assert __main__.main([str(one), *places]) == 2
-    assert "is not what gibbsprune suite tune writes: it lacks 'evidence'" in capsys.readouterr().err
+    assert "is not what gibbsprune tune writes: it lacks 'evidence'" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
     assert not (tmp_path / "out").exists()
 
 
 def test_the_page_names_its_own_sources(tmp_path):
     spec = cells.run("resnet20").replace(data="digits")
-    store.write(tmp_path / "results" / "mine", spec, fake_results.result(spec))
+    fake_results.write(tmp_path / "results" / "mine", spec)
     results = groups.load(tmp_path / "results" / "mine")
     text = tables.results_text(results, tmp_path / "results" / "mine", "img", tmp_path / "report")
     assert "from the raw files in [`results/mine`](../results/mine); not edited by hand. digits, test accuracy" in text

@@ -13,8 +13,8 @@ from gibbsprune.cli import main
 from gibbsprune.errors import UserError
 from gibbsprune.experiments import drive, planner, store, suite
 from gibbsprune.experiments.orders import Orders
+from gibbsprune.files import WriteError, write_atomic
 from gibbsprune.training import checkpoint, places
-from gibbsprune.training.checkpoint import WriteError, write_atomic
 from gibbsprune.training.places import Remote, place
 from small_suite import few, small
 

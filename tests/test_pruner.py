@@ -538,17 +538,19 @@ def test_a_finalized_model_can_be_pruned_again():
             {"sparsity": {"3": 0.5, "6": 0.5}},
             "sparsity says nothing of layer '8': give it a value (0 keeps all) or exclude it",
         ),
-        ({"sparsity": lambda name: -1}, "sparsity is -1: allowed are numbers from 0 up to but not 1"),
-        ({"structure": "channel"}, "unknown structure 'channel': allowed are 'weight', 'kernel', 'filter'"),
+        (
+            {"sparsity": lambda name: -1},
+            "sparsity is -1: allowed are numbers from 0 up to but not 1",
+        ),
+        ({"structure": "channel"}, "structure is 'channel': allowed are 'weight', 'kernel', 'filter'"),
         (
             {"hamiltonian": "cubic"},
-            "unknown Hamiltonian 'cubic': allowed are 'binary', 'sign', 'square', 'abs', 'quadratic' or a "
-            "Hamiltonian object",
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "objects",
         ),
         (
             {"sampler": "wolff"},
-            "unknown sampler 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', "
-            "'exact'",
+            "sampler is 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact'",
         ),
         (
             {"schedule": gp.ConstantSchedule(-1.0)},

@@ -16,13 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from .checks import check_beta, check_sparsity, check_whole
 from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
 from .samplers import Source, chromatic, draw_rows, resolve, two_point
-from .schedules import check_beta, check_whole
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
+from .threshold import CHUNK, Segments, check_weight, converged_mask, in_triton, kept_count, position
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
 
@@ -48,7 +48,7 @@ class Site:
 
     def checked(self) -> Site:
         """The same site with its sampler resolved, or a sentence saying what is wrong."""
-        self.hamiltonian.check(self.structure)
+        as_hamiltonian(self.hamiltonian, self.structure)
         if not 0 <= self.hamiltonian.coupling < math.inf:
             raise UserError(f"coupling is {self.hamiltonian.coupling!r}: allowed are numbers from 0 up")
         check_sparsity(self.sparsity)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .checks import check_whole
 from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
@@ -18,7 +19,7 @@ from .holding import hold
 from .law import Law, Site, layer_site
 from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
 from .samplers import chromatic
-from .schedules import Schedule, check_whole
+from .schedules import Schedule
 from .selection import Rules, Sparsity, select, targets
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary

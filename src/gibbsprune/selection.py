@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from .checks import check_sparsity
 from .errors import UserError
 from .structures import PRUNABLE, Structure
-from .threshold import check_sparsity
 
 Rule = str | type | Callable[[str, nn.Module], bool]
 Rules = Rule | Iterable[Rule] | None

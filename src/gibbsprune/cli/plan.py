@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from gibbsprune import data
+from gibbsprune.text import clock, percent, table
 from gibbsprune.training.environment import resolve_device
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.folder import fleet_name
-from gibbsprune.training.progress import clock
 from gibbsprune.training.spec import RunSpec
-from gibbsprune.training.summary import percent, table
 
 
 def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:

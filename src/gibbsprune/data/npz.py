@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .arrays import Arrays
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_whole
 from ..errors import UserError
 from ..pruner import GibbsPruner
-from ..schedules import check_whole
 
 DRAWS = ("sample", "converged", None)
 MASKED = ".parametrizations.weight.original"

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.models.describe import describe, describe_table
-from gibbsprune.models.resnet import ResNet, resnet
+from ..errors import UserError
+from ..text import told
+from .describe import describe, describe_table
+from .resnet import ResNet, resnet
 
-__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet", "told"]
+__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet"]
 
 NAMES = tuple(f"resnet{depth}" for depth in (8, 14, 20, 26, 32, 44, 56, 110))
 
@@ -92,9 +93,3 @@ def _call(name: str, function: Callable[..., Any], arguments: dict[str, Any]) ->
         return function(**arguments)
     except Exception as error:
         raise UserError(f"{name} failed ({told(error)}).") from error
-
-
-def told(error: Exception) -> str:
-    """A mistake in a user's code in one line: its kind and the first line of what it says."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

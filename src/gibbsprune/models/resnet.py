@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
 
 WIDTHS = (16, 32, 64)
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..checks import bad, check_one_of, listed
 from ..hamiltonians import Binary, Hamiltonian
 from . import chromatic, enumeration, exact, independent, two_point
 from .source import Source
@@ -37,26 +37,24 @@ __all__ = [
 SAMPLERS = ("auto", "independent", "two_point", "enumeration", "chromatic", "exact")
 
 
+def possible(hamiltonian: Hamiltonian) -> list[str]:
+    """The samplers that can draw from a Hamiltonian's law, the fastest exact one first."""
+    if isinstance(hamiltonian, Binary):
+        return ["two_point"]
+    return ["exact", "chromatic", "enumeration"] if hamiltonian.coupling else ["independent", "enumeration"]
+
+
 def resolve(sampler: str, hamiltonian: Hamiltonian, size: int) -> str:
     """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible."""
-    if sampler not in SAMPLERS:
-        raise UserError(f"unknown sampler {sampler!r}: allowed are {', '.join(map(repr, SAMPLERS))}")
-    if isinstance(hamiltonian, Binary):
-        possible = ["two_point"]
-    elif hamiltonian.coupling:
-        possible = ["exact", "chromatic", "enumeration"]
-    else:
-        possible = ["independent", "enumeration"]
+    check_one_of("sampler", sampler, SAMPLERS)
+    names = possible(hamiltonian)
     if sampler == "auto":
-        return possible[0]
-    if sampler not in possible:
-        names = ", ".join(map(repr, ["auto", *possible]))
-        raise UserError(f"sampler {sampler!r} cannot draw from {hamiltonian!r}: possible are {names}")
+        return names[0]
+    if sampler not in names:
+        raise bad("sampler", sampler, f"{listed(['auto', *names])} with {hamiltonian!r}")
     if sampler == "enumeration" and size > enumeration.LIMIT:
-        raise UserError(
-            f"sampler 'enumeration' cannot draw neighbourhoods of {size} elements: at most {enumeration.LIMIT}, "
-            f"and beyond that {', '.join(repr(p) for p in possible if p != 'enumeration')}"
-        )
+        others = listed(name for name in names if name != "enumeration")
+        raise bad("sampler", sampler, f"{others} with neighbourhoods of {size} elements, more than {enumeration.LIMIT}")
     return sampler
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..training.checkpoint import write_atomic
+from ..files import write_atomic
 from ..training.spec import RunSpec
 
 #: What is chosen by its own control, is an axis, or follows from one: no part of what a run is called.

@@ -25,13 +25,13 @@ from ..data.arrays import Arrays
 from ..lanes import Lanes
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
-from ..methods import Rule
 from ..recalibration import recalibrate
 from ..threshold import mean_squares, quantile
 from .batches import Batches
 from .capture import Step, compiled
 from .finished import Finished
 from .fuse import fuse, share
+from .methods import Rule
 from .network import new_model, stream, takes_channels_last
 from .optimizers import FlatOptimizer
 from .ranks import ALONE, Ranks
@@ -312,6 +312,15 @@ class Engine:
         self.model.train()
         count = len(self.y_test)
         return [{"accuracy": c / count, "loss": v / count} for c, v in zip(correct.tolist(), loss.tolist())]
+
+    @torch.no_grad()
+    def predictions(self) -> Tensor:
+        """The class that each run sees in each test image, run by run, with the masks of the last test."""
+        self.model.eval()
+        parts = self.x_test.split(EVALUATION_BATCH)
+        found = [self._logits(self.batches.evaluation(images, self.dtype)).argmax(-1) for images in parts]
+        self.model.train()
+        return torch.cat(found).T.cpu()
 
     @torch.no_grad()
     def recalibrate(self) -> None:

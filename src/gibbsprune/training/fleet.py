@@ -78,6 +78,7 @@ class Fleet:
         }
         self.steps_per_epoch = self.engines[0].batches.steps
         self.final: list[dict[str, Tensor]] | None = None
+        self.predictions: list[Tensor] = []  # after finish: the class that each run sees in each test image
 
     def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
         """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
@@ -118,15 +119,17 @@ class Fleet:
         ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
-        self.final = self._in_order([masks for _, masks in finals])
-        return self._in_order([results for results, _ in finals])
+        self.final = self._in_order([masks for _, masks, _ in finals])
+        self.predictions = self._in_order([seen for _, _, seen in finals])
+        return self._in_order([results for results, _, _ in finals])
 
-    def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
+    def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]], list[Tensor]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
         converged, final = engine.limits(), engine.final_masks()
         agreement = engine.agreement(final, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
+        seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
         kept = {name: tensor.clone() for name, tensor in engine.buffers().items()}
         streams = [g.get_state() for g in engine.data_streams]
         engine.recalibrate()
@@ -149,7 +152,7 @@ class Fleet:
             }
             for k in range(engine.runs)
         ]
-        return results, masks
+        return results, masks, list(seen)
 
     def model(self, k: int) -> nn.Module:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""

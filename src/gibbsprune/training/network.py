@@ -10,7 +10,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..models import build, told
+from ..models import build
+from ..text import told
 from .spec import RunSpec
 
 

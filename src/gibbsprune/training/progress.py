@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from ..text import clock
+
 Record = dict[str, Any]
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -17,15 +19,6 @@ def mean(records: Sequence[Record], key: str) -> float:
     """The mean of one quantity over the runs of a fleet; NaN where no run has it."""
     values = [float(r[key]) for r in records if r.get(key) is not None]
     return sum(values) / len(values) if values else math.nan
-
-
-def clock(seconds: float) -> str:
-    """A duration to read: 0:07, 12:34 or 1:02:03."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, second = divmod(round(max(0.0, seconds)), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
 def show_beta(beta: float) -> str:

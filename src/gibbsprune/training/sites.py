@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from ..law import Site, layer_site
-from ..methods.gibbs import hamiltonian
 from ..selection import CONVOLUTIONS, select
 from ..structures import as_structure
+from .methods.gibbs import hamiltonian
 from .spec import RunSpec
 
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from gibbsprune.training import pictures
-from gibbsprune.training.checkpoint import write_atomic
-from gibbsprune.training.folder import RunFolder, run_names
-from gibbsprune.training.progress import clock
-from gibbsprune.training.snapshots import load_snapshots
-from gibbsprune.training.spec import RunSpec
+from ..files import write_atomic
+from ..text import clock, percent, table, told
+from . import pictures
+from .folder import RunFolder, run_names
+from .snapshots import load_snapshots
+from .spec import RunSpec
 
 CONVERGED = 0.99  # the agreement of the last draw with the converged mask from which on nothing is said about it
 
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
     """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
-    drawn = _draw(folder, results) if pictures.available() else None
-    write_atomic(folder.path / "summary.md", summary_text(folder, results, drawn))
+    failed = ""
+    try:
+        drawn = _draw(folder, results) if pictures.available() else None
+    except Exception as error:  # whatever it is: a picture must never cost a run
+        drawn, failed = [], f"\nThe pictures could not be drawn ({told(error)}).\n"
+    write_atomic(folder.path / "summary.md", summary_text(folder, results, drawn) + failed)
 
 
 def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Sequence[str] | None) -> str:
@@ -73,11 +78,6 @@ CAPTIONS = {
 }
 
 
-def percent(value: float | None) -> str:
-    """A fraction in percent, or a dash."""
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.2f} %"
-
-
 def is_mixed(specs: Sequence[RunSpec]) -> bool:
     """Whether runs of a fleet differ in more than their seeds."""
     return len({spec.name(with_seed=False) for spec in specs}) > 1
@@ -102,21 +102,6 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
         f"{parameters:,} parameters left.{caution}"
     )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> str:
-    """A Markdown table; the first ``left`` columns are aligned left, the others right."""
-    lines = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-    def shown(line: Sequence[str]) -> str:
-        cells = [
-            text.ljust(width) if i < left else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))
-        ]
-        return "| " + " | ".join(cells) + " |"
-
-    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join([shown(lines[0]), shown(rule), *map(shown, lines[1:])])
 
 
 def result_table(specs: Sequence[RunSpec], results: Sequence[dict[str, Any]]) -> str:
@@ -178,30 +163,31 @@ def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
     """Draw what there is to draw and name it."""
     if is_mixed(folder.specs):
         return []  # curves of different methods have no common mean
-    histories = [history for history in folder.metrics() if history]
+    histories = [result["curve"] for result in results if result["curve"]]
+    here = Path(str(folder.path))
     dense, annealed = not folder.specs[0].how.prunes, folder.specs[0].method == "gibbs"
     drawn = []
     if histories:
-        pictures.draw_curves(folder.path / "curves.png", histories, dense or not annealed)
+        pictures.draw_curves(here / "curves.png", histories, dense or not annealed)
         drawn.append("curves.png")
     if dense:
         return drawn
     if histories and annealed:
-        pictures.draw_annealing(folder.path / "annealing.png", histories)
+        pictures.draw_annealing(here / "annealing.png", histories)
         drawn.append("annealing.png")
     if results[0].get("layers"):
-        pictures.draw_layers(folder.path / "layers.png", results[0]["layers"])
+        pictures.draw_layers(here / "layers.png", results[0]["layers"])
         drawn.append("layers.png")
     snapshots = load_snapshots(folder.runs[0] / "snapshots")
     if snapshots:
-        pictures.draw_masks(folder.path / "masks.png", snapshots)
+        pictures.draw_masks(here / "masks.png", snapshots)
         drawn.append("masks.png")
     return drawn
 
 
 def _files(folder: RunFolder) -> str:
     inside = "" if len(folder.runs) == 1 else f"{folder.runs[0].name}/"
-    kept = (folder.runs[0] / "kept.safetensors").exists()
+    kept = any(spec.how.keeps for spec in folder.specs)
     return "\n".join(
         [
             "- `run.json`: everything the run was told, with versions and hardware",

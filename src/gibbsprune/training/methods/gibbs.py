@@ -1,0 +1,54 @@
+"""Gibbs pruning (the paper): a fresh mask at every step from p(x) ∝ exp(−βH(x)), with β annealed over the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...hamiltonians import Binary, Hamiltonian, Quadratic, as_hamiltonian
+from ...law import Law, Site
+from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule
+from ...structures import as_structure
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..spec import RunSpec
+
+
+class Gibbs(Method):
+    name = "gibbs"
+    about = "masks sampled from an annealed Gibbs distribution while training"
+    ends_with = "drawn"
+
+    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
+        return Law(sites, lanes=device.type == "cuda")
+
+    def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
+        beta = schedule(spec, [site.count * site.size for site in sites])
+        return lambda epoch: beta(epoch // spec.stretch)
+
+
+def hamiltonian(spec: RunSpec) -> Hamiltonian:
+    """The spec's Hamiltonian; the binary one takes β as the distance from N ln 2: all layers switch together."""
+    if spec.hamiltonian == "quadratic":
+        return Quadratic(spec.coupling)
+    if spec.hamiltonian == "binary":
+        return Binary("offset")
+    return as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+
+
+def schedule(spec: RunSpec, sizes: Sequence[int]) -> Schedule:
+    """β over unstretched epochs: the recipe's, and where it is silent the Hamiltonian's own."""
+    recipe = spec.recipe
+    epochs = recipe.anneal_epochs or max(1, round(0.64 * recipe.epochs))
+    default = hamiltonian(spec).default_schedule(epochs, sizes)
+    if recipe.anneal is None and recipe.beta_start is None and recipe.beta_end is None:
+        return default
+    start = recipe.beta_start if recipe.beta_start is not None else default(0)
+    end = recipe.beta_end if recipe.beta_end is not None else default(epochs)
+    kind = recipe.anneal or ("linear" if isinstance(default, LinearSchedule) else "log")
+    if kind == "constant":
+        return ConstantSchedule(end)
+    return (LinearSchedule if kind == "linear" else LogSchedule)(start, end, epochs)
