@@ -297,11 +297,15 @@ def test_the_command_writes_everything(full, tmp_path, capsys):
     assert written == {"out/index.html", "docs/results.md"} | drawn
 
 
-def test_what_is_missing_is_said_step_by_step(one):
+def test_what_is_missing_is_said_step_by_step(one, capsys):
     said = __main__.missing(groups.load(one)).splitlines()
     assert said[0] == f"1 of {CELLS} cells have been run."
     lacking = [cell for cell in cells.cells() if cell.step == 5]
     assert f"Step 5 lacks {len(lacking)}: Table II 10, Table IV 14." in said
+    assert __main__.main([str(one), "--missing"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert f"  {cells.dense('resnet56', 2).name()} (Table II)" in listed
+    assert sum(line.startswith("  ") for line in listed) == CELLS - 1
 
 
 def test_mistakes_are_told_and_nothing_is_written(one, tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from gibbsprune.models import build
 from gibbsprune.models.describe import describe
+from gibbsprune.sweeps import declare
 from gibbsprune.training.recipes import RECIPES
 from paper import cells, published
 
@@ -31,6 +32,17 @@ def test_names_of_stored_results_stay_valid():
     assert cells.run("resnet20", hamiltonian="abs").name() == "cifar10-resnet20-gibbs-weight-abs-0.9-s0"
     assert cells.run("resnet20", structure="filter", seed=2).name() == "cifar10-resnet20-gibbs-filter-quadratic-0.75-s2"
     assert cells.dense("resnet56", 1).name() == "cifar10-resnet56-dense-s1"
+
+
+def test_the_file_is_a_sweep():
+    """Also when it is read by itself; what did not converge is run again."""
+    sweep = declare.read(cells.__file__)
+    assert [spec.name() for spec in sweep.everything({})] == NAMES
+    spec = cells.run("resnet20", stretch=2)
+    loose, tight = ({spec.name(): {"agreement": value}} for value in (0.9, 0.9999))
+    more = [name for name in (one.name() for one in sweep.everything(loose)) if name not in NAMES]
+    assert more == [cells.hotter(spec).name()]
+    assert len(sweep.everything(tight)) == len(NAMES)
 
 
 def test_every_cell_is_there_once():
