@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from ...training.places import Place
-from ...training.spec import RunSpec
-from .. import paper, store
+from gibbsprune.errors import UserError
+from gibbsprune.sweeps import results as stored
+from gibbsprune.training.spec import RunSpec
 
-#: The deviation between seeds, in points, that is assumed where there is one: about that of kinds with three, pooled.
-ASSUMED_DEVIATION = {"weight": 0.25, "kernel": 0.25, "filter": 0.35}
-LEAST_DEVIATION = 0.2
-TASKS = {"cifar10": "CIFAR-10"}
+from . import cells
 
 
 @dataclass(frozen=True)
@@ -40,25 +36,8 @@ class Group:
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean accuracy; few seeds say little about their deviation, so it has a floor."""
-        deviation = self.deviation()
-        return max(LEAST_DEVIATION, self.assumed if deviation is None else deviation) / math.sqrt(len(self.records))
-
-    @property
-    def assumed(self) -> float:
-        """The deviation of a single run of this kind, also of one whose accuracy the paper prints."""
-        return ASSUMED_DEVIATION[self.spec.structure]
-
-    @property
     def epochs(self) -> int:
         return self.spec.total_epochs
-
-    @property
-    def hot(self) -> list[int]:
-        """The seeds of the runs up to the final β of those that did not converge."""
-        specs = [record["spec"] for record in self.records]
-        return [spec["seed"] for spec in specs if spec["recipe"]["beta_end"] == paper.FINAL_BETA]
 
 
 class Results:
@@ -68,6 +47,7 @@ class Results:
         found: dict[str, list[dict[str, Any]]] = {}
         for record in records:
             found.setdefault(family(RunSpec.from_dict(record["spec"])), []).append(record)
+        self.by_name = {record["name"]: record for members in found.values() for record in members}
         self.groups: dict[str, Group] = {}
         for key, members in found.items():
             members.sort(key=lambda record: record["spec"]["seed"])
@@ -75,27 +55,22 @@ class Results:
 
     def of(self, spec: RunSpec) -> Group | None:
         """The results of runs like this one; of each stretched run that did not converge that with a higher final β."""
-        plain, hot = self.groups.get(family(spec)), self.groups.get(family(paper.follow_up(spec) or spec))
+        plain, hot = self.groups.get(family(spec)), self.groups.get(family(cells.follow_up(spec) or spec))
         if plain is None or hot is None or plain is hot:
             return hot or plain
         again = {record["spec"]["seed"] for record in hot.records}
         members = [*hot.records, *(record for record in plain.records if record["spec"]["seed"] not in again)]
         return Group(plain.spec, tuple(sorted(members, key=lambda record: record["spec"]["seed"])))
 
-    @property
-    def tasks(self) -> list[str]:
-        """The names of the data that the results are of."""
-        return sorted({TASKS.get(group.spec.data, group.spec.data) for group in self})
-
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Group]:
         return iter(self.groups.values())
 
 
-def load(folder: Place) -> Results:
-    return Results(store.read_all(folder))
+def load(folder: Path) -> Results:
+    return Results(stored.read_all(folder))
 
 
-def read_text(file: Place) -> str:
+def read_text(file: Path) -> str:
     """The text of a file beside the results; one that cannot be read is told."""
     try:
         return file.read_bytes().decode().replace("\r\n", "\n")
@@ -109,13 +84,3 @@ def family(spec: RunSpec) -> str:
     del values["seed"]
     values["settings"] = {name: value for name, value in values["settings"].items() if name != "from"}
     return json.dumps(values, sort_keys=True)
-
-
-def clearly(one: Group, other: Group) -> int:
-    """1 if the first is more accurate than the second beyond two standard errors, −1 if less, else 0."""
-    return beyond_chance(one.mean() - other.mean(), one.error, other.error)
-
-
-def beyond_chance(difference: float, *errors: float) -> int:
-    """The sign of a difference beyond two standard errors, else 0."""
-    return 0 if abs(difference) <= 2 * math.hypot(*errors) else (1 if difference > 0 else -1)

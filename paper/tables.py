@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...models import build
-from ...models.describe import describe
-from ...text import table
-from ...training.places import Place
-from ...training.spec import RunSpec
-from .. import paper, published, store, suite
-from . import extras
-from .findings import NAMES, NETWORK, NOTHING, findings, hot, number
-from .groups import ASSUMED_DEVIATION, LEAST_DEVIATION, Group, Results, read_text
+from gibbsprune.models import build
+from gibbsprune.models.describe import describe
+from gibbsprune.text import table
+from gibbsprune.training.spec import RunSpec
+
+from . import cells, extras, published
+from .chance import Chance
+from .findings import FIRST, THEN, Asked, answers
+from .groups import Group, Results, read_text
+from .sentences import lines
+from .words import NAMES, NETWORK, NOTHING, hot, number, safe, share, task
 
 FIGURES = {
     "3": "Unstructured methods at 90 %, accuracy against total epochs.",
@@ -24,49 +26,56 @@ FIGURES = {
 }
 METHODS = {"random-mask": "random mask", "reinit": "random re-initialisation", "gibbs": "Gibbs pruning"}
 
-MARK = "Written by `gibbsprune report`"
+NOTES = Path(__file__).with_name("notes.md")
 
 
-def results_text(results: Results, folder: Place, images: str, page: Path) -> str:
+def results_text(results: Results, folder: Path, images: str, page: Path) -> str:
     """The whole page, to be written into the folder ``page``; ``images`` is where the figures lie, seen from it."""
-    cells = suite.with_follow_ups(paper.cells(), folder)
-    lacking = store.missing(folder, [cell.spec for cell in cells])
+    wanted = cells.wanted(results.by_name)
+    lacking = [cell.spec for cell in wanted if cell.name not in results.by_name]
     parts = [
         "# Results",
-        f"{origin(folder, page)} not edited by hand. {' and '.join(results.tasks)}, "
-        "test accuracy in percent of the **last** epoch at the final mask, no test-time augmentation; mean ± "
-        "standard deviation over seeds where there are several, their number in brackets. “Paper” is "
-        "Labach & Valaee, [arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are "
-        "checked in; "
-        "`gibbsprune suite run paper` runs what is missing.",
-        f"{len(cells) - len(lacking)} of {len(cells)} cells have been run. {_machines(results)}",
-        "## In short",
-        "Computed from the results. “Beyond chance” is more than two standard errors, with a deviation between seeds "
-        f"of at least {LEAST_DEVIATION} points, and where there is one seed of {ASSUMED_DEVIATION['weight']}, "
-        f"filter-wise {ASSUMED_DEVIATION['filter']}.",
-        *_statements(results),
-        *_notes(folder),
+        f"Written by `make paper` from the raw files in {extras.link(folder, page)}; not edited by hand. "
+        f"{' and '.join(sorted({task(group.spec.data) for group in results}))}, test accuracy in percent of the "
+        "**last** epoch at the final mask, no test-time augmentation; mean ± standard deviation over seeds where there "
+        "are several, their number in brackets. “Paper” is Labach & Valaee, "
+        "[arXiv:2006.04981](https://arxiv.org/abs/2006.04981). Networks, recipes and methods are checked in.",
+        f"{len(wanted) - len(lacking)} of {len(wanted)} cells have been run. {_machines(results)} After the tables and "
+        "figures: [what they say](#what-the-results-say), and [notes](#notes).",
+        *_statements(results, FIRST),
         *table1(),
         *table2(results),
         *table3(results),
         *table4(results),
         *(text for number_ in FIGURES for text in figure(number_, results, images)),
         *extras.beyond(results),
+        "## What the results say",
+        _judged(results),
+        *_statements(results, THEN),
         *extras.run_again(results),
         *extras.variations(results),
         *extras.tuning(folder.parent / "tune", page),
         *extras.not_run(lacking),
+        "## Notes",
+        read_text(NOTES).strip(),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def origin(folder: Place, page: Path) -> str:
-    """How a page in the folder ``page`` begins that was written from these results."""
-    return f"{MARK} from the raw files in {extras.link(folder, page)};"
+def _judged(results: Results) -> str:
+    """How chance is told from difference, with the deviations that are taken."""
+    chance = Chance(results)
+    limits = ", ".join(f"{kind}-wise {chance.upper(kind):.2f}" for kind in cells.SPARSITY)
+    return (
+        "Computed from the results, above as well as here. “Beyond chance” is judged with the upper 95 % limit of the "
+        "standard deviation between seeds, pooled over all kinds of runs of a structure with several seeds (in points: "
+        f"{limits}), and with Holm's correction for all comparisons of a question, at 5 %. The paper's accuracies are "
+        "taken as single runs. “One seed” says that one side of a comparison, or both, rests on a single training."
+    )
 
 
 def _machines(results: Results) -> str:
-    seen = {_machine(record["environment"]) for group in results for record in group.records} - {""}
+    seen = {_machine(record["environment"]) for record in results.by_name.values()} - {""}
     return f"Hardware: {'; '.join(sorted(seen))}." if seen else ""
 
 
@@ -75,19 +84,13 @@ def _machine(environment: dict[str, Any]) -> str:
     found = (environment.get("hardware"), environment.get("versions"))
     hardware, versions = (part if isinstance(part, dict) else {} for part in found)
     name, torch = hardware.get("gpu") or hardware.get("cpu"), versions.get("torch")
-    return ", ".join([*([str(name)] if name else []), *([f"torch {torch}"] if torch else [])])
+    return ", ".join([*([safe(name)] if name else []), *([f"torch {safe(torch)}"] if torch else [])])
 
 
-def _statements(results: Results) -> Iterable[str]:
-    for question, answers in findings(results):
-        yield f"**{question}**"
-        yield "\n".join(f"- {answer}" for answer in answers)
-
-
-def _notes(folder: Place) -> list[str]:
-    """What people have to say about the results, from ``notes.md`` beside them."""
-    file = folder.parent / "notes.md"
-    return ["## Notes", read_text(file).strip()] if file.exists() else []
+def _statements(results: Results, questions: dict[str, Asked]) -> Iterable[str]:
+    for answer in answers(results, questions):
+        yield f"**{answer.question}**"
+        yield "\n".join(f"- {line}" for line in lines(answer))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -96,16 +99,16 @@ def _notes(folder: Place) -> list[str]:
 def table1() -> list[str]:
     """Table I, recomputed."""
     rows = []
-    counts = {model: {row.name: row for row in describe(build(model, 10, 3))} for model in paper.MODELS}
+    counts = {model: {row.name: row for row in describe(build(model, 10, 3))} for model in cells.MODELS}
     for name in published.PARAMETERS["resnet20"]:
         row = [name]
-        for model in paper.MODELS:
+        for model in cells.MODELS:
             mine, theirs = counts[model][name], published.PARAMETERS[model][name]
             row += [f"{mine.values:,}", f"{mine.percent:.2f} %", f"{theirs:.2f} %"]
         rows.append(row)
     header = [
         "parameters",
-        *(f"{NETWORK[model]}{what}" for model in paper.MODELS for what in ("", ", share", ", paper")),
+        *(f"{NETWORK[model]}{what}" for model in cells.MODELS for what in ("", ", share", ", paper")),
     ]
     return ["## Table I: where the parameters are", table(header, rows)]
 
@@ -123,7 +126,7 @@ COLUMNS = ("ours (seeds)", "paper", "difference")
 
 
 def _both(title: str) -> list[str]:
-    return [title, *(f"{NETWORK[model]} {column}" for model in paper.MODELS for column in COLUMNS)]
+    return [title, *(f"{NETWORK[model]} {column}" for model in cells.MODELS for column in COLUMNS)]
 
 
 def _row(label: str, results: Results, specs: Sequence[RunSpec], theirs: Sequence[float | None]) -> list[str]:
@@ -131,8 +134,8 @@ def _row(label: str, results: Results, specs: Sequence[RunSpec], theirs: Sequenc
 
 
 def table2(results: Results) -> list[str]:
-    specs = [paper.dense(model) for model in paper.MODELS]
-    rows = [_row("dense", results, specs, [published.DENSE[model] for model in paper.MODELS])]
+    specs = [cells.dense(model) for model in cells.MODELS]
+    rows = [_row("dense", results, specs, [published.DENSE[model] for model in cells.MODELS])]
     rows += _hamiltonian_rows(results, "weight")
     return ["## Table II: Hamiltonians, unstructured, 90 %", table(_both("Hamiltonian"), rows)]
 
@@ -140,9 +143,11 @@ def table2(results: Results) -> list[str]:
 def table4(results: Results) -> list[str]:
     parts = ["## Table IV: Hamiltonians, structured"]
     for structure in ("kernel", "filter"):
-        share = f"{100 * paper.SPARSITY[structure]:g} %"
         rows = _hamiltonian_rows(results, structure)
-        parts += [f"### {structure.capitalize()}-wise, {share}", table(_both("Hamiltonian"), rows)]
+        parts += [
+            f"### {structure.capitalize()}-wise, {share(cells.SPARSITY[structure])}",
+            table(_both("Hamiltonian"), rows),
+        ]
     parts.append(
         "The paper samples kernels by enumeration and filters by the chromatic chain, whose law leaves out the "
         "couplings inside each of its halves. “Exact” is this library's own sampler of the quadratic law with all of "
@@ -153,11 +158,11 @@ def table4(results: Results) -> list[str]:
 
 def _hamiltonian_rows(results: Results, structure: str) -> list[list[str]]:
     rows = []
-    for name in paper.HAMILTONIANS[structure]:
-        theirs: list[float | None] = [published.HAMILTONIANS[structure][model][name] for model in paper.MODELS]
-        specs = [paper.run(model, structure=structure, hamiltonian=name) for model in paper.MODELS]
+    for name in cells.HAMILTONIANS[structure]:
+        theirs: list[float | None] = [published.HAMILTONIANS[structure][model][name] for model in cells.MODELS]
+        specs = [cells.run(model, structure=structure, hamiltonian=name) for model in cells.MODELS]
         if (structure, name) == ("filter", "quadratic"):
-            chain = [paper.as_printed(model, structure, name) for model in paper.MODELS]
+            chain = [cells.as_printed(model, structure, name) for model in cells.MODELS]
             rows.append(_row("quadratic, chromatic", results, chain, theirs))
             rows.append(_row("quadratic, exact", results, specs, [None, None]))
         else:
@@ -167,18 +172,18 @@ def _hamiltonian_rows(results: Results, structure: str) -> list[list[str]]:
 
 def table3(results: Results) -> list[str]:
     parts = ["## Table III: random masks and re-initialisation"]
-    header = ["method", "sparsity", *(f"{NETWORK[model]} {column}" for model in paper.MODELS for column in COLUMNS)]
-    header += [f"{NETWORK[model]} achieved, %" for model in paper.MODELS]
+    header = ["method", "sparsity", *(f"{NETWORK[model]} {column}" for model in cells.MODELS for column in COLUMNS)]
+    header += [f"{NETWORK[model]} achieved, %" for model in cells.MODELS]
     rows = []
     for method, label in METHODS.items():
-        for p in paper.RATES:
-            make = paper.reinit if method == "reinit" else lambda model, p: paper.run(model, method, sparsity=p)  # noqa: B023
-            theirs = [published.RANDOM[model][method][p] for model in paper.MODELS]
-            specs = [make(model, p) for model in paper.MODELS]
+        for p in cells.RATES:
+            make = cells.reinit if method == "reinit" else lambda model, p: cells.run(model, method, sparsity=p)  # noqa: B023
+            theirs = [published.RANDOM[model][method][p] for model in cells.MODELS]
+            specs = [make(model, p) for model in cells.MODELS]
             row = _row(label, results, specs, theirs)
             found = [results.of(spec) for spec in specs]
             achieved = ["" if group is None else f"{group.mean('sparsity'):.2f}" for group in found]
-            rows.append([row[0], f"{100 * p:g} %", *row[1:], *achieved])
+            rows.append([row[0], share(p), *row[1:], *achieved])
     return [*parts, table(header, rows, left=2)]
 
 
@@ -188,11 +193,11 @@ def table3(results: Results) -> list[str]:
 def figure(number_: str, results: Results, images: str) -> list[str]:
     """A figure with the table of its points."""
     rows = []
-    for model in paper.MODELS:
-        for series in paper.FIGURES[number_](model):
+    for model in cells.MODELS:
+        for series in cells.FIGURES[number_](model):
             for spec in series.specs:
                 group = results.of(spec)
-                label = f"{series.label}, {100 * spec.sparsity:g} %" if number_ == "4" else series.label
+                label = f"{series.label}, {share(spec.sparsity)}" if number_ == "4" else series.label
                 if group is None:
                     rows.append([NETWORK[model], label, str(spec.total_epochs), NOTHING, "", "", "0"])
                     continue

@@ -1,4 +1,4 @@
-"""The paper's evaluation as data: every number of its Tables II to IV and Figures 3 to 6 is a cell, which is a run.
+"""The paper's evaluation as a sweep: every number of its Tables II to IV and Figures 3 to 6 is a cell, which is a run.
 
 Table and figure numbers are those of the paper's source. Where a figure's points are not given there, the paper's text
 says what is varied; the values here are ours.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.recipes import RECIPES
-from ..training.spec import RunSpec
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import RunSpec
 
 MODELS = ("resnet20", "resnet56")
 SEEDS = (0, 1, 2)
@@ -31,7 +31,7 @@ ROUNDS = (1, 3, 5)
 #: Rates of fine-tuning to try beside the paper's 1e-5, at which few epochs bring back little of what pruning took.
 TUNE_RATES = (1e-4, 1e-3)
 
-#: β ranges and couplings that ``gibbsprune suite tune`` chose in short runs. The tables show the defaults and the
+#: β ranges and couplings that ``gibbsprune tune`` chose in short runs. The tables show the defaults and the
 #: paper's c; at full length these are variations beside them.
 CHOSEN: dict[tuple[str, str], dict[str, float]] = {
     ("weight", "binary"): {"beta_end": 40.0}, ("weight", "sign"): {"beta_start": 0.1},
@@ -296,6 +296,27 @@ def cells() -> list[Cell]:
             name = spec.name()
             found.setdefault(name, Cell(spec, step, tuple(places.get(name, ()))))
     return list(found.values())
+
+
+def wanted(results: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+    """The cells, and after each stretched Gibbs run that did not converge the same one with a higher final β.
+
+    Args:
+        results: the results that there are, by the names of their runs.
+    """
+    found: list[Cell] = []
+    for cell in cells():
+        found.append(cell)
+        hot, result = follow_up(cell.spec), results.get(cell.name)
+        if hot is not None and result is not None and result["agreement"] < CONVERGED:
+            found.append(Cell(hot, cell.step, cell.places))
+    return found
+
+
+def runs(results: Mapping[str, Mapping[str, Any]]) -> Iterator[RunSpec]:
+    """What there is to run, the most important first: this file is a sweep."""
+    for cell in wanted(results):
+        yield cell.spec
 
 
 def asked() -> list[RunSpec]:

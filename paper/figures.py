@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from ...files import make_folder, write_atomic
-from .. import paper, published
-from .findings import NETWORK
+from gibbsprune.errors import UserError
+from gibbsprune.files import make_folder, write_atomic
+
+from . import cells, published
 from .groups import Group, Results
 from .tables import FIGURES
+from .words import NETWORK
 
 #: Okabe and Ito's colours, safe for every eye; a marker of its own for each label.
 STYLES = {
@@ -24,7 +25,7 @@ STYLES = {
     "stretch 1": ("#56B4E9", "o"), "stretch 2": ("#0072B2", "s"), "stretch 4": ("#08306B", "^"),
 }  # fmt: skip
 #: Of markers for fine-tuning at a higher rate than the paper's.
-FILLS = dict(zip(paper.TUNE_RATES, ("left", "none")))
+FILLS = dict(zip(cells.TUNE_RATES, ("left", "none")))
 DEPTH = 12.0  # points under the paper's Gibbs pruning, below which nothing is drawn
 INK, FAINT = "#222222", "#DDDDDD"
 
@@ -51,7 +52,7 @@ def draw(number: str, results: Results, folder: Path) -> list[Path]:
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, 2, squeeze=False)[0]
-        for panel, model in zip(axes, paper.MODELS):
+        for panel, model in zip(axes, cells.MODELS):
             (_rates if number == "4" else _epochs)(panel, number, model, results)
         handles, labels = _legend(axes)
         if handles:
@@ -69,7 +70,7 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
     """Accuracy against total epochs; methods that need no extra epochs are dotted lines."""
     _frame(panel, model, "total epochs", "test accuracy, %")
     drawn = False
-    for series in paper.FIGURES[number](model):
+    for series in cells.FIGURES[number](model):
         groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
         drawn |= bool(groups)
         colour, marker = STYLES[series.label]
@@ -78,15 +79,15 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
                 panel.axhline(group.mean(), color=colour, linestyle=":", linewidth=1.6, label=series.label)
         elif groups:
             _points(panel, [group.epochs for group in groups], groups, colour, marker, series.label)
-    structure = paper.COMPARED[number]
-    for series in paper.variations(model, [structure]):
+    structure = cells.COMPARED[number]
+    for series in cells.variations(model, [structure]):
         if (group := results.of(series.specs[0])) is not None:
             colour, marker = STYLES[series.label.partition(" (")[0]]
             fill = FILLS[group.spec.setting("tune_rate")]
             panel.plot([group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,
                        markerfacecoloralt="white", label=series.label)  # fmt: skip
             drawn = True
-    if (dense := results.of(paper.dense(model))) is not None:
+    if (dense := results.of(cells.dense(model))) is not None:
         panel.axhline(dense.mean(), color=INK, linestyle="--", linewidth=1, label="dense")
         drawn = True
     name = "square" if structure == "weight" else "quadratic"
@@ -104,8 +105,8 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
 def _rates(panel: Any, number: str, model: str, results: Results) -> None:
     """Points lost against the dense network, by sparsity."""
     _frame(panel, model, "sparsity, %", "points lost against dense")
-    dense, drawn = results.of(paper.dense(model)), False
-    for series in paper.FIGURES[number](model):
+    dense, drawn = results.of(cells.dense(model)), False
+    for series in cells.FIGURES[number](model):
         groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
         if groups and dense is not None:
             colour, marker = STYLES[series.label]
@@ -120,7 +121,7 @@ def _rates(panel: Any, number: str, model: str, results: Results) -> None:
     panel.plot([_place(0.95)], [published.STRETCHED_LOSS[model]], "*", ms=10, mfc="white", mec="#08306B",
                label="stretched, paper")  # fmt: skip
     panel.axhline(0, color=INK, linewidth=0.8)
-    panel.set_xticks([_place(p) for p in paper.HIGH_RATES], [f"{100 * p:g}" for p in paper.HIGH_RATES])
+    panel.set_xticks([_place(p) for p in cells.HIGH_RATES], [f"{100 * p:g}" for p in cells.HIGH_RATES])
     panel.set_xlim(_place(0.5) - 0.2, _place(0.98) + 0.2)
     if not drawn:
         _empty(panel)

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
-from ...text import table
-from ...training.places import Place, files
-from ...training.recipes import RECIPES
-from ...training.spec import COUPLING, RunSpec
-from .. import paper
-from .findings import HOT, NAMES, NETWORK, NOTHING, hot, number
+from gibbsprune.errors import UserError
+from gibbsprune.text import table
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import COUPLING, RunSpec
+
+from . import cells
 from .groups import Results, family, read_text
+from .words import HOT, NETWORK, NOTHING, code, hamiltonian, hot, network, number, safe
 
 #: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
 STRONGER = [
@@ -31,8 +31,8 @@ STRONGER = [
 def beyond(results: Results) -> list[str]:
     """The recipe ``modern``, beside stronger published results."""
     rows = []
-    for model in paper.MODELS:
-        for spec in paper.modern(model):
+    for model in cells.MODELS:
+        for spec in cells.modern(model):
             what = "dense" if spec.method == "dense" else f"Gibbs pruning, stretch {spec.stretch}"
             group = results.of(spec)
             share = "0 %" if spec.method == "dense" else f"{100 * spec.sparsity:g} %"
@@ -58,12 +58,12 @@ def run_again(results: Results) -> list[str]:
         for record in first.records:
             if (seed := record["spec"]["seed"]) in again:
                 values = [one[name] for one in (record, again[seed]) for name in ("accuracy", "agreement")]
-                rows.append([f"`{record['name']}`", str(first.epochs), *(f"{100 * value:.2f}" for value in values)])
+                rows.append([code(record["name"]), str(first.epochs), *(f"{100 * value:.2f}" for value in values)])
     if not rows:
         return []
     header = ["run", "epochs", "accuracy", "agreement, %", f"accuracy {HOT}", f"agreement {HOT}, %"]
     text = (
-        f"Stretched runs whose last draw agrees with the converged mask in less than {100 * paper.CONVERGED:g} % of "
+        f"Stretched runs whose last draw agrees with the converged mask in less than {100 * cells.CONVERGED:g} % of "
         f"the weights are run again {HOT}. Statements, tables and figures show the second run and say so; here is the "
         "first beside it."
     )
@@ -72,7 +72,7 @@ def run_again(results: Results) -> list[str]:
 
 def _asked() -> dict[str, str]:
     """Everything but variations, each with what may take its place, or with itself."""
-    return {family(spec): family(paper.follow_up(spec) or spec) for spec in paper.asked()}
+    return {family(spec): family(cells.follow_up(spec) or spec) for spec in cells.asked()}
 
 
 def variations(results: Results) -> list[str]:
@@ -85,7 +85,7 @@ def variations(results: Results) -> list[str]:
             change, plain = plainly(group.spec)
             usual = results.groups.get(family(plain)) if change else None
             rows.append([
-                f"`{group.records[0]['name']}`", change, str(group.epochs), number(group),
+                code(group.records[0]["name"]), change, str(group.epochs), number(group),
                 "" if usual is None else number(usual), f"{group.mean('accuracy_recalibrated'):.2f}",
                 f"{group.mean('sparsity'):.2f}", f"{group.mean('agreement'):.2f}", str(len(group.records)),
             ])  # fmt: skip
@@ -114,20 +114,18 @@ def in_words(changes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in changes.items())
 
 
-def link(target: Place, page: Path, text: str | None = None) -> str:
-    """A file or folder as seen from the folder of the page, where they lie on the same disk; elsewhere its name."""
-    if isinstance(target, Path):
-        target = Path(os.path.abspath(target))  # called the same however the path was given
-    name = f"`{f'{target.parent.name}/{target.name}'.lstrip('/')}`"
-    return f"[{text or name}]({os.path.relpath(target, page)})" if isinstance(target, Path) else name
+def link(target: Path, page: Path, text: str | None = None) -> str:
+    """A file or folder as seen from the folder of the page."""
+    target = Path(os.path.abspath(target))  # called the same however the path was given
+    return f"[{text or f'`{target.parent.name}/{target.name}`'}]({os.path.relpath(target, page)})"
 
 
-def tuning(folder: Place, page: Path) -> list[str]:
-    """What ``gibbsprune suite tune`` found; links are seen from the folder ``page``."""
+def tuning(folder: Path, page: Path) -> list[str]:
+    """What ``gibbsprune tune`` found; links are seen from the folder ``page``."""
     parts = ["## Tuning"]
-    found = files(folder, "*.json")
+    found = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
     if not found:
-        text = f"`gibbsprune suite tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
+        text = f"`gibbsprune tune`: {NOTHING}; β ranges and the coupling are the defaults of the library."
         return [*parts, text]
     for file in found:
         text = read_text(file)
@@ -135,15 +133,15 @@ def tuning(folder: Place, page: Path) -> list[str]:
             parts += _tuned(json.loads(text), link(file, page, "raw"))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"{file} is not what gibbsprune suite tune writes: {what}; move it away") from None
+            raise UserError(f"{file} is not what gibbsprune tune writes: {what}; move it away") from None
     return parts
 
 
 def _tuned(record: dict[str, Any], raw: str) -> list[str]:
     rows = [
         [
-            f"{row['structure']}, {NAMES.get(row['hamiltonian'], row['hamiltonian'])}",
-            in_words(row["change"]) or "default",
+            f"{safe(row['structure'])}, {hamiltonian(row['hamiltonian'])}",
+            safe(in_words(row["change"])) or "default",
             f"{100 * row['mean']:.2f}",
             f"{100 * row['agreement']:.2f}",
             _verdict(row, record["choice"]),
@@ -151,7 +149,7 @@ def _tuned(record: dict[str, Any], raw: str) -> list[str]:
         for row in record["evidence"]
     ]
     text = (
-        f"{record['model']}, {record['epochs']} epochs, seeds {', '.join(map(str, record['seeds']))}, on "
+        f"{network(record['model'])}, {record['epochs']:d} epochs, seeds {', '.join(map(safe, record['seeds']))}, on "
         f"{record['held_out_training_images']:,} held-out training images ({raw}). The default stays unless another, "
         f"whose masks converge ({100 * record['converged']:g} % or more), is better by {100 * record['margin']:g} "
         "points. Few seeds differ by more than that by chance: it says what to try. The tables keep the defaults and "
