@@ -83,8 +83,8 @@ def test_the_core_needs_torch_and_numpy_only(path):
     allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
     standard = {
         "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
-        "fractions", "functools", "hashlib", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets", "typing",
-        "warnings",
+        "fractions", "functools", "hashlib", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets",
+        "typing", "warnings",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 
