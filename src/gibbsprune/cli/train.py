@@ -117,7 +117,7 @@ def handle(options: argparse.Namespace) -> int:
         return 0
     specs = chosen_specs(options, chosen)
     if options.dry_run:
-        from gibbsprune.cli.plan import show_plan
+        from gibbsprune.cli.dry_run import show_plan
 
         if speaks():
             show_plan(specs, options.device or "auto")
@@ -196,7 +196,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _report(specs: list[RunSpec], outcome: Any) -> None:
     """The last words of a finished run."""
-    from gibbsprune.training.summary import headline
+    from gibbsprune.training.account import headline
 
     print(headline(specs[0], outcome.results).replace("*", ""))
     print(f"See {outcome.folder / 'summary.md'}.")
