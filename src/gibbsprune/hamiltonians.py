@@ -34,6 +34,11 @@ class Hamiltonian(ABC):
     coupling: float = 0.0
     structures: tuple[str, ...] = tuple(STRUCTURES)
 
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that can draw from this law, the fastest exact one first (:mod:`gibbsprune.samplers`)."""
+        return ("exact", "chromatic", "enumeration") if self.coupling else ("independent", "enumeration")
+
     @abstractmethod
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
@@ -110,6 +115,8 @@ class Binary(Hamiltonian):
     """
 
     relative: str | None = None
+
+    samplers: ClassVar[tuple[str, ...]] = ("two_point",)
 
     def __post_init__(self) -> None:
         check_one_of("relative", self.relative, (None, "ratio", "offset"))

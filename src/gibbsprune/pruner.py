@@ -18,7 +18,7 @@ from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .law import Law, Site, layer_site
 from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
-from .samplers import chromatic
+from .samplers import SWEEPS
 from .schedules import Schedule
 from .selection import Rules, Sparsity, select, targets
 from .structures import Structure, as_structure
@@ -69,7 +69,7 @@ class GibbsPruner:
         seed: int = 0,
         *,
         epochs: int = 200,
-        sweeps: int = chromatic.SWEEPS,
+        sweeps: int = SWEEPS,
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):

@@ -26,13 +26,14 @@ from ..lanes import Lanes
 from ..law import Law, Site
 from ..masking import Masked, attach, stored_weight
 from ..recalibration import recalibrate
+from ..samplers import stream
 from ..threshold import mean_squares, quantile
 from .batches import Batches
 from .capture import Step, compiled
 from .finished import Finished
 from .fuse import fuse, share
 from .methods import Rule
-from .network import new_model, stream, takes_channels_last
+from .network import new_model, takes_channels_last
 from .optimizers import FlatOptimizer
 from .ranks import ALONE, Ranks
 from .replica import Replica
