@@ -188,9 +188,9 @@ def test_snapshots_round_trip(tmp_path):
 
 def test_masks_that_have_not_converged_are_told_of():
     spec = RunSpec(model="resnet8")
-    assert "converged" not in summary.headline(spec, [RESULT])
-    assert "The masks have not converged: only 50.55 %" in summary.headline(
+    assert "converged" not in account.headline(spec, [RESULT])
+    assert "The masks have not converged: only 50.55 %" in account.headline(
         spec, [RESULT, {**RESULT, "agreement": 0.5055}]
     )
     other = RunSpec(model="resnet8", method="random-mask")
-    assert "converged" not in summary.headline(other, [{**RESULT, "agreement": 0.5}])
+    assert "converged" not in account.headline(other, [{**RESULT, "agreement": 0.5}])

@@ -22,7 +22,7 @@ from gibbsprune.cli.values import (
 from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
-from gibbsprune.samplers import SAMPLERS
+from gibbsprune.samplers import NAMES
 from gibbsprune.structures import STRUCTURES, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(SAMPLERS)
+    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(NAMES)
     defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in STRUCTURES)
 
     what = parser.add_argument_group("what to train")
