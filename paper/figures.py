@@ -42,27 +42,35 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     return [file for number in FIGURES for file in draw(number, results, folder)]
 
 
+#: For wide pages, and for phones: what is added to the name, the kinds of files, the size, rows and columns of panels,
+#: and columns of the legend.
+SHAPES = [("", ("svg", "png"), (9, 4), (1, 2), 4), ("-narrow", ("svg",), (4.4, 8.2), (2, 1), 2)]
+
+
 def draw(number: str, results: Results, folder: Path) -> list[Path]:
-    """One figure: a panel per network."""
+    """One figure: a panel per network, side by side, and one above the other for narrow pages."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "gibbsprune", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, 2, squeeze=False)[0]
-        for panel, model in zip(axes, cells.MODELS):
-            (_rates if number == "4" else _epochs)(panel, number, model, results)
-        handles, labels = _legend(axes)
-        if handles:
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-        files = []
-        for kind, about in (("svg", {"Date": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, metadata=about)
-            files.append(folder / f"figure{number}.{kind}")
-            write_atomic(files[-1], buffer.getvalue())
+    about = {"svg": {"Date": None}, "png": {"Software": None}}
+    files = []
+    for suffix, kinds, size, grid, columns in SHAPES:
+        with rc_context({"svg.hashsalt": "gibbsprune", "svg.fonttype": "none", "font.size": 9}):
+            figure = Figure(figsize=size, dpi=150, layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.subplots(*grid, squeeze=False).ravel()
+            for panel, model in zip(axes, cells.MODELS):
+                (_rates if number == "4" else _epochs)(panel, number, model, results)
+            handles, labels = _legend(axes)
+            if handles:
+                ncols = min(columns, len(labels))
+                figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
+            for kind in kinds:
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=kind, metadata=about[kind])
+                files.append(folder / f"figure{number}{suffix}.{kind}")
+                write_atomic(files[-1], buffer.getvalue())
     return files
 
 
@@ -84,7 +92,8 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
         if (group := results.of(series.specs[0])) is not None:
             colour, marker = STYLES[series.label.partition(" (")[0]]
             fill = FILLS[group.spec.setting("tune_rate")]
-            panel.plot([group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,
+            aside = 1.02 if marker == "^" else 0.98  # two methods of the same cost do not hide one another
+            panel.plot([aside * group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,
                        markerfacecoloralt="white", label=series.label)  # fmt: skip
             drawn = True
     if (dense := results.of(cells.dense(model))) is not None:

@@ -209,7 +209,8 @@ def figure(number_: str, results: Results, images: str) -> list[str]:
     header = ["network", "method", "epochs", "accuracy", "recalibrated", "sparsity, %", "seeds"]
     return [
         f"## Figure {number_}",
-        f"![Figure {number_}: {FIGURES[number_]}]({images}/figure{number_}.svg)",
+        f'<picture><source media="(max-width: 600px)" srcset="{images}/figure{number_}-narrow.svg">'
+        f'<img src="{images}/figure{number_}.svg" alt="Figure {number_}: {FIGURES[number_]}"></picture>',
         FIGURES[number_] + " Recalibrated: after re-estimating batch-norm statistics on training data.",
         table(header, rows, left=2),
     ]

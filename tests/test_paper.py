@@ -123,7 +123,8 @@ def test_tables_set_ours_beside_the_papers(full):
     for number in published.PARAMETERS["resnet20"].values():
         assert f"{number:.2f} %" in text
     for figure in "3456":
-        assert f"](img/figure{figure}.svg)" in text
+        assert f'src="img/figure{figure}.svg"' in text
+        assert f'srcset="img/figure{figure}-narrow.svg"' in text
 
 
 def test_what_was_not_run_is_marked(tmp_path):
@@ -244,7 +245,7 @@ def test_text_of_results_stays_text(tmp_path):
     (tmp_path / "tune" / "mine.json").write_text(json.dumps(tune))
     text = tables.results_text(Results([record(spec, 0.9, environment=about)]), tmp_path / "paper", "img", tmp_path)
     assert text.count("document.title") >= 6
-    assert "<" not in text.replace("<br>", "")
+    assert "<" not in re.sub(r"<picture><source .*></picture>", "", text)
     assert "](javascript:0)" not in text.replace("\\](", "")
     assert [line for line in text.splitlines() if line.startswith("# ")] == ["# Results"]
     rows = [line for line in text.splitlines() if "document.title" in line and line.startswith("|")]
@@ -258,7 +259,7 @@ def test_text_of_results_stays_text(tmp_path):
 def test_figures_are_drawn_and_are_the_same_again(full, tmp_path):
     results = groups.load(full)
     files = figures.draw("3", results, tmp_path)
-    assert [file.name for file in files] == ["figure3.svg", "figure3.png"]
+    assert [file.name for file in files] == ["figure3.svg", "figure3.png", "figure3-narrow.svg"]
     before = [file.read_bytes() for file in files]
     assert before[1].startswith(b"\x89PNG")
     text = before[0].decode()
@@ -293,7 +294,7 @@ def test_the_command_writes_everything(full, tmp_path, capsys):
     assert __main__.main([str(full), "--docs", str(docs), "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{CELLS} of {CELLS} cells have been run.\nThe tables are in {docs}")
     written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    drawn = {f"docs/img/results/figure{n}.{kind}" for n in "3456" for kind in ("svg", "png")}
+    drawn = {f"docs/img/results/figure{n}{kind}" for n in "3456" for kind in (".svg", ".png", "-narrow.svg")}
     assert written == {"out/index.html", "docs/results.md"} | drawn
 
 
