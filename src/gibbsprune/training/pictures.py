@@ -50,13 +50,7 @@ def _column(history: History, key: str) -> np.ndarray:
 
 
 def _lines(
-    axes: Any,
-    histories: Sequence[History],
-    key: str,
-    colour: str,
-    label: str,
-    style: str = "-",
-    scale: float = 1.0,
+    axes: Any, histories: Sequence[History], key: str, colour: str, label: str, style: str = "-", scale: float = 1.0
 ) -> None:
     """One quantity over the epochs: the run's line, or for a fleet each run faint and their mean on top."""
     curves = [(_column(h, "epoch"), scale * _column(h, key)) for h in histories]
@@ -113,14 +107,7 @@ def draw_layers(path: Path, layers: Sequence[dict[str, Any]]) -> None:
         text = f"{layer['kept']:,} of {layer['weights']:,} kept"
         reached = 100 * layer["sparsity"]
         inside = reached > 35  # room for the text in the bar
-        ax.text(
-            1 if inside else reached + 2,
-            row,
-            text,
-            va="center",
-            fontsize=7,
-            color="white" if inside else "black",
-        )
+        ax.text(1 if inside else reached + 2, row, text, va="center", fontsize=7, color="white" if inside else "black")
     ax.set_yticks(rows, [layer["name"] for layer in layers], fontsize=8)
     ax.set_ylim(len(layers) - 0.4, -0.6)
     ax.set_xlim(0, 100)
@@ -141,14 +128,7 @@ def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
         ax.set_visible(False)
     for ax, shot in zip(axes.flat, snapshots):
         shown = shot.picture.astype(float)
-        ax.imshow(
-            shown,
-            cmap=ListedColormap([PRUNED, KEPT]),
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-            aspect="equal",
-        )
+        ax.imshow(shown, cmap=ListedColormap([PRUNED, KEPT]), vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         height, width = shot.block
         if height * width > 1:
             for edge in range(height, shown.shape[0], height):

@@ -72,10 +72,7 @@ class PlainProgress:
             "accuracy " + _shown(100 * mean(records, "test_accuracy"), "6.2f", " %"),
         ]
         if not math.isnan(beta := mean(records, "beta")):
-            parts += [
-                f"β {show_beta(beta):<7}",
-                "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %"),
-            ]
+            parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
         self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def note(self, message: str) -> None:
