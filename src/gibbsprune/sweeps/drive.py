@@ -77,9 +77,10 @@ class Driver:
         while True:
             state, left = self.survey(), ends - time.monotonic()
             fleets = self._plan(state, workers, left, elsewhere)
-            self.display.stands(state, fleets, workers.count())
             more = bool(fleets) and not (stopped or failed)
-            if more and workers.room():
+            starting = more and workers.room()
+            self.display.stands(state, fleets[starting:], workers.count())
+            if starting:
                 try:
                     self.display.text(describe(fleets[0], state) + budget_left(left))
                     planner.begin(fleets[0].folder, fleets[0].specs)

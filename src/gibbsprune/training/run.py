@@ -170,18 +170,17 @@ def _drive(
     state: dict[str, Any] | None,
 ) -> Outcome:
     """Trains what is left of the epochs, then writes the final files."""
-    with contextlib.ExitStack() as stack:
-        watch = _Writing(fleet, folder, progress, options, stack)
-        session = Session(
-            fleet, folder.checkpoints, save_every=options.checkpoint_epochs, save_seconds=options.checkpoint_seconds,
-            watch=watch, ranks=ranks,
-        )  # fmt: skip
-        if state is not None:
-            session.load(state)
-            folder.write_record()
-        folder.write_metrics(session.history)
-        watch.begin()
-        runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
+    session = Session(
+        fleet, folder.checkpoints, save_every=options.checkpoint_epochs, save_seconds=options.checkpoint_seconds,
+        ranks=ranks,
+    )  # fmt: skip
+    if state is not None:
+        session.load(state)
+    folder.write_record()
+    folder.write_metrics(session.history)
+    runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
+    with EventLog(folder, fleet.epoch) if options.tensorboard else contextlib.nullcontext() as events:
+        session.watch = _Writing(folder, progress, events)
         progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
         try:
             session.train(interrupt)
@@ -199,26 +198,21 @@ def _drive(
 class _Writing(Watch):
     """Puts every epoch into the run's folder, and on the display."""
 
-    def __init__(
-        self, fleet: Fleet, folder: RunFolder, progress: PlainProgress, options: Options, stack: contextlib.ExitStack
-    ) -> None:
-        spec = folder.specs[0]
-        annealed = (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch
-        self.fleet, self.folder, self.progress, self.step = fleet, folder, progress, progress.step  # type: ignore[method-assign]
-        self.shown = snapshot_epochs(annealed, fleet.epochs)
+    def __init__(self, folder: RunFolder, progress: PlainProgress, events: EventLog | None) -> None:
+        self.folder, self.progress, self.events = folder, progress, events
         self.masks: list[dict[str, torch.Tensor]] = []
-        self.options, self.stack = options, stack
-        self.events: EventLog | None = None
 
-    def begin(self) -> None:
-        if self.options.tensorboard:
-            self.events = self.stack.enter_context(EventLog(self.folder, self.fleet.epoch))
+    def step(self, done: int, total: int) -> None:
+        self.progress.step(done, total)
 
     def drawn(self, fleet: Fleet) -> None:
-        self.masks = [fleet.masks(k) for k in range(len(fleet.specs))] if fleet.epoch in self.shown else []
+        spec = fleet.specs[0]
+        annealed = (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch
+        shown = fleet.epoch in snapshot_epochs(annealed, fleet.epochs)
+        self.masks = [fleet.masks(k) for k in range(len(fleet.specs))] if shown else []
 
     def tested(self, session: Session, records: Sequence[Record | None]) -> None:
-        epoch, there = session.fleet.epoch, [record for record in records if record is not None]
+        epoch = session.fleet.epoch
         if all_diverged(records):  # the checkpoints stay as they are
             raise UserError(
                 f"the loss is no longer finite after epoch {epoch} of {self.folder.path}; try a smaller learning rate "
@@ -230,7 +224,7 @@ class _Writing(Watch):
         for run, masks, record in zip(self.folder.runs, self.masks, records):
             if record is not None and record["beta"] is not None:  # others have no picture of how they freeze
                 save_snapshot(run / "snapshots", masks, record["epoch"], record["beta"])
-        self.progress.epoch(epoch, there)
+        self.progress.epoch(epoch, [record for record in records if record is not None])
 
 
 def _follow(
