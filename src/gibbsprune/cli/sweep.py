@@ -115,9 +115,7 @@ def _driver(options: argparse.Namespace) -> Any:
     from gibbsprune.sweeps.drive import Driver
 
     sweep = declare.read(options.file, options.only)
-    orders = orders_of(
-        options, options.results or f"results/{sweep.name}", options.work or f"runs/{sweep.name}"
-    )  # fmt: skip
+    orders = orders_of(options, options.results or f"results/{sweep.name}", options.work or f"runs/{sweep.name}")
     return Driver(sweep, orders)
 
 

@@ -106,9 +106,7 @@ def train(compared: Sequence[Compared], out: Path, device: str) -> Mapping[str, 
 
     Results go into ``out/results``, the folder of each run is ``out/runs/<name>``.
     """
-    orders = Orders(
-        out / "results", out, device, at_most=LARGEST, evaluate_every=1, checkpoint_seconds=10.0
-    )  # fmt: skip
+    orders = Orders(out / "results", out, device, at_most=LARGEST, evaluate_every=1, checkpoint_seconds=10.0)
     Driver(declare.of("the comparison", [one.spec for one in compared]), orders).run()
     return results.Found(orders.results)
 

@@ -57,9 +57,7 @@ def train(job: Job, arrays: Arrays, tell: Tell) -> bool:
     folder.lock()
     try:
         with suitable_threads(arrays, device):
-            fleet = Fleet(
-                folder.specs, arrays, device, finished=folder.path.parent / RUNS, autotune=job.autotune
-            )  # fmt: skip
+            fleet = Fleet(folder.specs, arrays, device, finished=folder.path.parent / RUNS, autotune=job.autotune)
             if not _train(fleet, folder, job, say):
                 return False
     finally:
