@@ -47,7 +47,11 @@ def thin(*claims: Claim) -> str:
     single = sum(claim.seeds == 1 for claim in claims)
     if not single:
         return ""
-    return " (one seed)" if len(claims) == 1 else f" ({'all' if single == len(claims) else single} on one seed)"
+    return (
+        " (one seed)"
+        if len(claims) == 1
+        else f" ({'all' if single == len(claims) else f'{single} of them'} on one seed)"
+    )
 
 
 @singledispatch

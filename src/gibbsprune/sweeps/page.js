@@ -37,7 +37,7 @@ const times = (values, value) => values.filter((v) => v === value).length;
 const inOrder = (values) => [...values].sort(numbers(values) ? (a, b) => a - b : undefined);
 
 function labelOf(kind) {
-  const parts = kind.parts.filter(([name]) => name !== state.axis).map(([name, value]) => `${name} ${value}`);
+  const parts = kind.parts.filter(([name]) => name !== state.axis).map(([name, value]) => `${name} ${value}`.trim());
   return [kind.label, ...parts].join(", ");
 }
 
@@ -344,7 +344,7 @@ function start() {
   document.title = byId("title").textContent = content.title;
   byId("about").textContent = content.about;
   const runs = kinds.reduce((sum, k) => sum + k.seeds.length, 0);
-  byId("count").textContent = `${runs} ${runs === 1 ? "run" : "runs"}.`;
+  byId("count").textContent = `${runs} ${runs === 1 ? "run" : "runs"} on ${unique(kinds.map((k) => k.data)).join(", ")}.`;
   byId("marks-name").textContent = `☆ ${content.reference}`;
   byId("marks").parentElement.hidden = kinds.every((k) => k.reference === null);
   const recorded = (i) => kinds.some((k) => k.curves.some((curve) => curve[i].some((v) => v !== null)));
