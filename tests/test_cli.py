@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fake_fleet import FakeFleet
-from gibbsprune.cli import main, plan
+from gibbsprune.cli import dry_run, main
 from gibbsprune.training import pictures, run
 from gibbsprune.training.spec import RunSpec
 
@@ -27,7 +27,7 @@ def place(monkeypatch, tmp_path):
     monkeypatch.setenv("GIBBSPRUNE_DATA", str(tmp_path / "data"))
     fresh = type("Fresh", (FakeFleet,), {})
     monkeypatch.setattr(run, "Fleet", fresh)
-    monkeypatch.setattr(plan, "Fleet", fresh)
+    monkeypatch.setattr(dry_run, "Fleet", fresh)
     monkeypatch.setattr(pictures, "available", lambda: False)
     return fresh
 

@@ -15,7 +15,7 @@ from gibbsprune.cli import main
 from gibbsprune.files import Lock
 from gibbsprune.sweeps import drive, planner, results
 from gibbsprune.training.folder import RunFolder
-from sweep_bench import EPOCHS, begin, found, write_grid
+from sweep_bench import EPOCHS, begin, command, found, write_grid
 
 REHEARSAL = str(Path(__file__).parents[1] / "examples" / "rehearsal.yaml")
 TINY = "base: {model: resnet8, epochs: 1}\ngrid: {method: [dense, gibbs], seed: [0, 1]}\n"
@@ -113,17 +113,23 @@ def epochs(work: Path) -> int:
     return sum(map(planner.epochs_done, (file.parent for file in work.glob("fleet-*/run.json"))))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_thread) -> tuple[Path, dict]:
+    """A user's own sweep, and its results when it is left in peace."""
+    folder = tmp_path_factory.mktemp("whole")
+    file = write_grid(folder)
+    assert main(command(file, str(folder), "--at-most", "3")[3:]) == 0
+    return file, found(str(folder))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
-def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_the_same(tmp_path, options):
+@pytest.mark.parametrize("options", [[], ["--workers", "2", "--device", "cpu,cpu"]], ids=["alone", "workers"])
+def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_the_same(tmp_path, whole, options):
     """The command itself with SIGKILL, in the middle; its workers do not outlive it."""
-    file = write_grid(tmp_path)
+    file, results_in_peace = whole
     options = ["--at-most", "3", "--checkpoint-every", "0", *options]
-    whole = begin(file, f"{tmp_path}/whole", *options)
-    said, _ = whole.communicate(timeout=120)
-    assert whole.returncode == 0, said
-    first = begin(file, f"{tmp_path}/cut", *options)
-    until, work = time.monotonic() + 60, tmp_path / "cut" / "work"
+    first = begin(file, str(tmp_path), *options)
+    until, work = time.monotonic() + 60, tmp_path / "work"
     while epochs(work) < 2 and time.monotonic() < until:
         assert first.poll() is None, first.stdout.read()
         time.sleep(0.002)
@@ -131,21 +137,21 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_the_same(tmp_path,
     first.communicate()
     for folder in [file.parent for file in work.glob("fleet-*/run.json")]:
         Lock(folder / ".lock").release()  # waits: workers see that the sweep is gone, save where they are, and end
-    second = begin(file, f"{tmp_path}/cut", *options)
-    said, _ = second.communicate(timeout=120)
+    second = begin(file, str(tmp_path), *options)
+    said, _ = second.communicate(timeout=180)
     assert second.returncode == 0, said
     resumed = [int(line.rpartition(" ")[2]) for line in said.splitlines() if "] continuing 3 runs from epoch" in line]
     assert resumed
     assert 1 <= min(resumed) <= EPOCHS
-    assert found(f"{tmp_path}/cut") == found(f"{tmp_path}/whole")
+    assert found(str(tmp_path)) == results_in_peace
     assert not list(work.glob("fleet-*"))
+    assert {row["model"] for row in json.loads((work / "pace.json").read_text())} == {"own_network:small"}
 
 
 @pytest.mark.slow
-def test_stopped_workers_save_where_they_are(tmp_path):
+def test_stopped_workers_save_where_they_are(tmp_path, whole):
     """A SIGTERM to the sweep stops its workers once, at the end of their epoch."""
-    file = write_grid(tmp_path)
-    with begin(file, str(tmp_path), "--workers", "2", "--at-most", "3") as process:
+    with begin(whole[0], str(tmp_path), "--workers", "2", "--at-most", "3") as process:
         assert any("] epoch 1/6" in text for text in process.stdout)
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
@@ -155,16 +161,3 @@ def test_stopped_workers_save_where_they_are(tmp_path):
     for folder in map(RunFolder, planner.begun(tmp_path / "work")):
         folder.lock()  # nobody works there any more
         folder.unlock()
-
-
-@pytest.mark.slow
-def test_workers_train_side_by_side_and_give_the_same_results(tmp_path):
-    file = write_grid(tmp_path)
-    for name, options in (("one", []), ("two", ["--workers", "2", "--device", "cpu,cpu"])):
-        process = begin(file, f"{tmp_path}/{name}", "--at-most", "2", *options)
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        assert "nothing is missing" in said
-    assert found(f"{tmp_path}/one") == found(f"{tmp_path}/two")
-    seen = [json.loads((tmp_path / name / "work" / "pace.json").read_text()) for name in ("one", "two")]
-    assert all({row["model"] for row in rows} == {"own_network:small"} for rows in seen)

@@ -10,8 +10,9 @@ import torch
 
 from gibbsprune import data
 from gibbsprune.masking import stored_weight
+from gibbsprune.samplers import stream
 from gibbsprune.training.engine import Engine
-from gibbsprune.training.network import new_model, stream, takes_channels_last
+from gibbsprune.training.network import new_model, takes_channels_last
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 

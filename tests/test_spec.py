@@ -6,7 +6,6 @@ import pytest
 
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
-from gibbsprune.samplers import possible as samplers
 from gibbsprune.structures import STRUCTURES, as_structure
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec, scale_recipe
@@ -27,7 +26,7 @@ def test_default_recipe_follows_the_data():
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_every_possible_combination_is_accepted(structure):
     for hamiltonian in possible(as_structure(structure)):
-        for sampler in ("auto", *samplers(HAMILTONIANS[hamiltonian])):
+        for sampler in ("auto", *HAMILTONIANS[hamiltonian].samplers):
             spec = RunSpec(structure=structure, hamiltonian=hamiltonian, sampler=sampler)
             assert RunSpec.from_dict(spec.as_dict()) == spec
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
-from .schedules import LinearSchedule, LogSchedule, Schedule
+from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
 from .structures import STRUCTURES, Structure, as_structure, check_mask
 from .threshold import check_weight, converged_mask, mean_squares, quantile
 
@@ -34,6 +34,11 @@ class Hamiltonian(ABC):
     coupling: float = 0.0
     structures: tuple[str, ...] = tuple(STRUCTURES)
 
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that can draw from this law, the fastest exact one first (:mod:`gibbsprune.samplers`)."""
+        return ("exact", "chromatic", "enumeration") if self.coupling else ("independent", "enumeration")
+
     @abstractmethod
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
@@ -41,6 +46,10 @@ class Hamiltonian(ABC):
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
+
+    def annealing(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        """The schedule of a training of so many epochs: the default one, over their first 64 %, then held."""
+        return self.default_schedule(annealed(epochs), sizes)
 
     def energy(self, spins: Tensor, field: Tensor) -> Tensor:
         """H of spins (..., rows, n) in a field (rows, n)."""
@@ -110,6 +119,8 @@ class Binary(Hamiltonian):
     """
 
     relative: str | None = None
+
+    samplers: ClassVar[tuple[str, ...]] = ("two_point",)
 
     def __post_init__(self) -> None:
         check_one_of("relative", self.relative, (None, "ratio", "offset"))

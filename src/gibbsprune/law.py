@@ -9,7 +9,7 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,9 +20,9 @@ from .checks import check_beta, check_sparsity, check_whole
 from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import Source, chromatic, draw_rows, resolve, two_point
+from .samplers import SWEEPS, Rows, Source, draw, kernel, resolve, two_point
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_weight, converged_mask, in_triton, kept_count, position
+from .threshold import CHUNK, Segments, check_weight, converged_mask, kept_count, position
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
 
@@ -125,7 +125,7 @@ class Law:
         weights: Sequence[Tensor],
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
-        sweeps: int = chromatic.SWEEPS,
+        sweeps: int = SWEEPS,
     ) -> list[Tensor]:
         """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
@@ -135,12 +135,31 @@ class Law:
             group.scatter(rows, masks)
         return masks
 
+    def final(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int = SWEEPS,
+    ) -> list[Tensor]:
+        """The masks with which training ends: one more draw.
+
+        A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
+        """
+        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
+        ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
+        return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
+
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
+        return self._each(weights, lambda group, means: group.segments.converged(means))
+
+    def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
+        """A mask of every site from a function of its neighbourhoods' w̄²."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            means = group.means(group.squares(weights))
-            group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
+            rows = of(group, group.means(group.squares(weights)))
+            group.scatter(rows[:, None].expand(-1, group.size), masks)
         return masks
 
 
@@ -189,25 +208,24 @@ class _Group:
         """A mask (draws · rows, n); more than one draw only for a single site."""
         squares = self.squares(weights)
         means = self.means(squares)
-        streams = [generators[r] for r in self.runs]
+        device, streams = means.device, [generators[r] for r in self.runs]
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
         if isinstance(self.hamiltonian, Binary):
-            return self._draw_binary(means, betas, streams, draws)
+            field = self._binary_field(means, betas, streams, draws)
+            return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
-        if self.kind and draws == 1 and in_triton(means):
-            from .samplers import independent_triton
-
-            source = Source(streams, self.run_sites, self.size, means.device)
-            pieces = self.segments.pieces(means.device, self.size)
-            return independent_triton.draw(means, threshold, beta, source, pieces, self.kind)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
+        beta = betas[self.site_run(device)].clamp(max=GREATEST).to(means.dtype)
+        if self.kind and draws == 1 and (triton := kernel("independent", means)):
+            pieces = self.segments.pieces(device, self.size)
+            each = Source(streams, self.run_sites, self.size, device)
+            return triton.draw_layers(means, threshold, beta, each, pieces, self.kind)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
             beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
         columns = (squares, means[:, None], threshold[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
-        mask = torch.empty(squares.shape, dtype=torch.bool, device=means.device)  # huge layers: bounded memory
+        mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
         for run, rows in enumerate(self.run_rows):
             for part in self._parts(run, rows):
                 some = [c[part] if len(c) > 1 else c for c in columns]
@@ -226,11 +244,12 @@ class _Group:
         field = self.hamiltonian.field(squares, means, threshold) * beta
         field = field.repeat(draws, 1) if draws > 1 else field
         coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
-        return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
+        return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
-    def _draw_binary(
+    def _binary_field(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
     ) -> Tensor:
+        """h of the binary law, (draws · rows, 1), after every layer has decided."""
         assert isinstance(self.hamiltonian, Binary)
         device = means.device
         weights = self.site_weights(device)
@@ -239,9 +258,7 @@ class _Group:
         sites = [count * draws for count in self.run_sites]
         chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
         chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
-        converged = self.segments.converged(means).repeat(draws)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
-        return two_point.draw(converged[:, None], chosen[:, None], source)
+        return two_point.field(self.segments.converged(means).repeat(draws)[:, None], chosen[:, None])
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
@@ -256,7 +273,7 @@ def sample(
     sparsity: float = 0.9,
     beta: float = 1.0,
     sampler: str = "auto",
-    sweeps: int = chromatic.SWEEPS,
+    sweeps: int = SWEEPS,
     draws: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:

@@ -22,7 +22,7 @@ from gibbsprune.cli.values import (
 from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
-from gibbsprune.samplers import SAMPLERS
+from gibbsprune.samplers import NAMES
 from gibbsprune.structures import STRUCTURES, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(SAMPLERS)
+    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(NAMES)
     defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in STRUCTURES)
 
     what = parser.add_argument_group("what to train")
@@ -117,7 +117,7 @@ def handle(options: argparse.Namespace) -> int:
         return 0
     specs = chosen_specs(options, chosen)
     if options.dry_run:
-        from gibbsprune.cli.plan import show_plan
+        from gibbsprune.cli.dry_run import show_plan
 
         if speaks():
             show_plan(specs, options.device or "auto")
@@ -196,7 +196,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _report(specs: list[RunSpec], outcome: Any) -> None:
     """The last words of a finished run."""
-    from gibbsprune.training.summary import headline
+    from gibbsprune.training.account import headline
 
     print(headline(specs[0], outcome.results).replace("*", ""))
     print(f"See {outcome.folder / 'summary.md'}.")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import result
+from .account import write_summary
 from .environment import describe_environment, revision
 from .finished import images_of, save_finished
 from .folder import RunFolder
 from .session import Record, Session
-from .summary import write_summary
 
 EVENTS = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "lr")
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..law import Site
+from ..samplers import stream
 from ..structures import check_mask
 from .finished import Finished
-from .network import stream
 
 if TYPE_CHECKING:
     from .engine import Engine

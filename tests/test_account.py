@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gibbsprune.training import pictures, summary
+from gibbsprune.training import account, pictures
 from gibbsprune.training.folder import RunFolder
 from gibbsprune.training.snapshots import (
     choose_layer,
@@ -92,13 +92,13 @@ LAYER_TABLE = """\
 
 def test_summary_of_a_run(tmp_path):
     folder, result = make(tmp_path)
-    summary.write_summary(folder, [result])
+    account.write_summary(folder, [result])
     text = (folder.path / "summary.md").read_text()
     assert text.startswith(HEAD)
     assert LAYER_TABLE in text
     assert "| device " in text
     assert "a processor" in text
-    for name in summary.CAPTIONS:
+    for name in account.CAPTIONS:
         assert f"]({name})" in text
         from PIL import Image
 
@@ -110,7 +110,7 @@ def test_summary_of_a_run(tmp_path):
 
 def test_summary_of_a_dense_run_has_no_masks(tmp_path):
     folder, result = make(tmp_path, "dense")
-    summary.write_summary(folder, [{**result, "layers": [], "sparsity": 0.0}])
+    account.write_summary(folder, [{**result, "layers": [], "sparsity": 0.0}])
     text = (folder.path / "summary.md").read_text()
     assert "resnet8 on digits, dense, reached **97.12 %** test accuracy." in text
     assert sorted(path.name for path in folder.path.glob("*.png")) == ["curves.png"]
@@ -118,7 +118,7 @@ def test_summary_of_a_dense_run_has_no_masks(tmp_path):
 
 def test_summary_of_a_fleet_tells_the_spread(tmp_path):
     folder, result = make(tmp_path, seeds=(0, 1))
-    summary.write_summary(folder, [result, {**result, "accuracy": 0.9812}])
+    account.write_summary(folder, [result, {**result, "accuracy": 0.9812}])
     text = (folder.path / "summary.md").read_text()
     assert "**97.62 %** ± 0.71 (2 seeds)" in text
     assert "| seed 1 |  98.12 % |" in text
@@ -129,7 +129,7 @@ def test_summary_of_a_fleet_tells_the_spread(tmp_path):
 def test_without_matplotlib_the_summary_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "available", lambda: False)
     folder, result = make(tmp_path)
-    summary.write_summary(folder, [result])
+    account.write_summary(folder, [result])
     assert "No pictures: matplotlib is not installed" in (folder.path / "summary.md").read_text()
     assert not list(folder.path.glob("*.png"))
 
@@ -188,9 +188,9 @@ def test_snapshots_round_trip(tmp_path):
 
 def test_masks_that_have_not_converged_are_told_of():
     spec = RunSpec(model="resnet8")
-    assert "converged" not in summary.headline(spec, [RESULT])
-    assert "The masks have not converged: only 50.55 %" in summary.headline(
+    assert "converged" not in account.headline(spec, [RESULT])
+    assert "The masks have not converged: only 50.55 %" in account.headline(
         spec, [RESULT, {**RESULT, "agreement": 0.5055}]
     )
     other = RunSpec(model="resnet8", method="random-mask")
-    assert "converged" not in summary.headline(other, [{**RESULT, "agreement": 0.5}])
+    assert "converged" not in account.headline(other, [{**RESULT, "agreement": 0.5}])
