@@ -59,7 +59,7 @@ def draw(number: str, results: Results, folder: Path) -> list[Path]:
         with rc_context({"svg.hashsalt": "gibbsprune", "svg.fonttype": "none", "font.size": 9}):
             figure = Figure(figsize=size, dpi=150, layout="constrained")
             FigureCanvasAgg(figure)
-            axes = figure.subplots(*grid, squeeze=False).ravel()
+            axes = list(figure.subplots(*grid, squeeze=False).flat)
             for panel, model in zip(axes, cells.MODELS):
                 (_rates if number == "4" else _epochs)(panel, number, model, results)
             handles, labels = _legend(axes)

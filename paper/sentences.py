@@ -27,14 +27,10 @@ RELATION = {1: "ahead of", 0: "not told apart from", -1: "behind"}
 
 def lines(answer: Answer) -> list[str]:
     """A sentence per finding; what was not run at all in one at the end."""
-    found = [f"{where(finding)}: {say(finding, answer.cut)}." for finding in answer.findings if not _empty(finding)]
-    nothing = [", ".join(filter(None, (where(finding), safe(finding.what))))
-               for finding in answer.findings if isinstance(finding, NotRun)]  # fmt: skip
-    return found + ([f"{NOTHING.capitalize()}: {'; '.join(nothing)}."] if nothing else [])
-
-
-def _empty(finding: Finding) -> bool:
-    return isinstance(finding, NotRun)
+    found = [f"{where(one)}: {say(one, answer.cut)}." for one in answer.findings if not isinstance(one, NotRun)]
+    missing = [one for one in answer.findings if isinstance(one, NotRun)]
+    nothing = "; ".join(", ".join(filter(None, (where(one), safe(one.what)))) for one in missing)
+    return found + ([f"{NOTHING.capitalize()}: {nothing}."] if nothing else [])
 
 
 def where(finding: Finding) -> str:
@@ -47,7 +43,9 @@ def thin(*claims: Claim) -> str:
     single = sum(claim.seeds == 1 for claim in claims)
     if not single:
         return ""
-    return " (one seed)" if len(claims) == 1 else f" ({'all' if single == len(claims) else single} on one seed)"
+    if len(claims) == 1:
+        return " (one seed)"
+    return f" ({'all' if single == len(claims) else f'{single} of them'} on one seed)"
 
 
 @singledispatch

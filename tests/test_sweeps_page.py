@@ -70,9 +70,14 @@ def test_runs_are_called_by_what_was_varied():
     same = [run(structure="kernel", coupling=c) for c in (0.01, 0.05)]
     assert [kind["parts"] for kind in kinds(same)] == [[["coupling", "0.01"]], [["coupling", "0.05"]]]
     assert [kind["axes"] for kind in kinds(same)] == [{"coupling": 0.01}, {"coupling": 0.05}]
+    recipe = RunSpec("digits", "resnet8").recipe
+    shifts = [run(recipe=recipe.replace(shift=shift)) for shift in (0, 1)]
+    assert [kind["parts"] for kind in kinds(shifts)] == [[["shift", "0"]], [["shift", "1"]]], "nothing is a number, too"
     mostly = [run(sparsity=p) for p in (0.5, 0.6)] + [run(hamiltonian="abs")]
     assert [kind["parts"] for kind in kinds(mostly)] == [[], [], [["hamiltonian", "abs"]]]
     assert kinds(mostly, label=lambda spec: "mine")[2]["parts"] == []
+    ramping = [run("targeted-dropout", settings={"ramping": value}) for value in (True, False)]
+    assert [kind["parts"] for kind in kinds(ramping)] == [[["ramping", ""]], []]
     assert not any(kind["parts"] for kind in kinds([run(), run(stretch=2), run("l1"), run(structure="kernel")]))
 
 
@@ -179,7 +184,7 @@ def test_it_loads_without_errors_or_requests(full, made):
     assert full.errors == []
     assert full.requests == [(made / "full.html").as_uri()]
     assert full.evaluate("document.title") == text(full, "title") == "Mine"
-    assert text(full, "count") == "37 runs."
+    assert text(full, "count") == "37 runs on digits."
     assert full.evaluate(MARKERS) == 7
 
 
@@ -347,7 +352,7 @@ def test_layers_are_drawn_only_where_they_differ(chromium, made, full):
 def test_one_run_is_enough(chromium, made, name):
     chromium.open(made / f"{name}.html")
     assert chromium.errors == []
-    assert text(chromium, "count") == "1 run."
+    assert text(chromium, "count") == "1 run on digits."
     assert chromium.evaluate(MARKERS) == (name == "one")
     assert chromium.evaluate("byId('curves').data.length") == 1
 

@@ -37,7 +37,7 @@ const times = (values, value) => values.filter((v) => v === value).length;
 const inOrder = (values) => [...values].sort(numbers(values) ? (a, b) => a - b : undefined);
 
 function labelOf(kind) {
-  const parts = kind.parts.filter(([name]) => name !== state.axis).map(([name, value]) => `${name} ${value}`);
+  const parts = kind.parts.filter(([name]) => name !== state.axis).map(([name, value]) => `${name} ${value}`.trim());
   return [kind.label, ...parts].join(", ");
 }
 
@@ -109,61 +109,81 @@ function slots(members) {
   return { at, ticks, names: values.map(String), borders, end: next };
 }
 
-function draw() {
-  const all = shown(), labels = unique(kinds.filter((k) => !k.dense && facets.every((f) => same(k, f))).map(labelOf));
+// What is drawn: who is shown and where, how methods look, and what stands beside them.
+function scene() {
+  const metric = metrics[state.metric], all = shown();
+  const labels = unique(kinds.filter((k) => !k.dense && facets.every((f) => same(k, f))).map(labelOf));
+  const rank = (k) => labels.indexOf(labelOf(k));
   const look = (label) => ({ colour: colours[labels.indexOf(label) % colours.length],
     symbol: symbols[labels.indexOf(label) % symbols.length] });
-  const rank = (k) => labels.indexOf(labelOf(k));
   const members = all.filter((k) => !state.hidden.has(labelOf(k))).sort((a, b) => rank(a) - rank(b) ||
     a.epochs - b.epochs || a.sparsity - b.sparsity);
-  const metric = metrics[state.metric], { at, ticks, names, borders, end } = slots(members);
-  state.order = [...members].sort((a, b) => at.get(a.id) - at.get(b.id));
   const marked = byId("marks").checked && metric.mark ? members.filter((k) => metric.mark(k) !== null) : [];
   const dense = kinds[mostly(all.map((k) => k.beside).filter((id) => id !== null))];
-  const level = dense && state.metric !== "nonzero" && state.metric !== "achieved" ? metric.get(dense) : null;
+  const level = dense && members.length && !["nonzero", "achieved"].includes(state.metric) ? metric.get(dense) : null;
   const ends = (k) => [-1, 1].map((sign) => metric.get(k) + sign * (metric.spread ? k.deviation ?? 0 : 0));
   const values = [...members.flatMap(ends), ...marked.map((k) => metric.mark(k)), ...(level === null ? [] : [level])];
   const [low, high] = values.length ? limits(values, metric.better) : [0, 1];
   const clamp = (v) => Math.min(high, Math.max(low, v));
-  const { ink, line, back } = style(), traces = [];
+  return { metric, all, look, members, marked, level, low, high, clamp, ...slots(members), ...style() };
+}
+
+function draw() {
+  const found = scene(), { metric, all, look, members, marked, level, at, clamp } = found;
+  state.order = [...members].sort((a, b) => at.get(a.id) - at.get(b.id));
   state.points = new Map(members.map((k) => [k.id, [at.get(k.id), clamp(metric.get(k))]]));
-  for (const [name, group] of groupBy(members, (k) => `${labelOf(k)}|${state.axis === "epochs" ? k.sparsity : k.epochs}`)) {
-    if (group.length < 2) continue;
+  Plotly.react("plot", [...lines(found), ...markers(found)], frame(found), config);
+  legend(unique(all.map(labelOf)), look, marked.length, level !== null);
+  table(members);
+}
+
+// Runs of a method that differ in nothing but the value of the axis are joined.
+function lines({ members, metric, at, look }) {
+  const alike = groupBy(members, (k) => `${labelOf(k)}|${state.axis === "epochs" ? k.sparsity : k.epochs}`);
+  return [...alike.values()].filter((group) => group.length > 1).map((group) => {
     const sorted = inOrder(unique(group.map(place))).flatMap((v) => group.filter((k) => place(k) === v));
-    traces.push({ name, x: sorted.map((k) => at.get(k.id)), y: sorted.map(metric.get), mode: "lines", hoverinfo: "skip",
-      line: { color: look(labelOf(group[0])).colour, width: 1.5 }, opacity: 0.6 });
-  }
-  for (const [label, group] of groupBy(members, labelOf)) {
-    const { colour, symbol } = look(label), spread = metric.spread && group.some((k) => k.deviation !== null);
-    const edge = (k) => metric.get(k) < low ? "triangle-down-open" : metric.get(k) > high ? "triangle-up-open" : symbol[0];
-    traces.push({ name: label, x: group.map((k) => state.points.get(k.id)[0]), y: group.map((k) => state.points.get(k.id)[1]),
-      customdata: group.map((k) => k.id), mode: "markers", meta: "runs", cliponaxis: false, hoverinfo: "text",
-      text: group.map((k) => `${plain(labelOf(k))}<br>${fixed(metric.get(k))}`),
-      marker: { color: colour, size: 10, symbol: group.map(edge) },
-      error_y: { visible: spread, array: group.map((k) => k.deviation ?? 0), color: colour, thickness: 1.5, width: 3 } });
-  }
-  traces.push({ x: marked.map((k) => at.get(k.id)), y: marked.map((k) => clamp(metric.mark(k))), mode: "markers",
-    meta: "marks", cliponaxis: false, hoverinfo: "skip", marker: { symbol: "star", size: 12, color: back,
-      line: { width: 1.5, color: marked.map((k) => look(labelOf(k)).colour) } } });
-  traces.push({ ...ring(), mode: "markers", meta: "chosen", cliponaxis: false, hoverinfo: "skip",
-    marker: { symbol: "circle-open", size: 20, color: ink, line: { width: 1.5 } } });
-  const wide = byId("plot").clientWidth, close = [];
-  ticks.forEach((tick, i) => {  // names where there is room for them
-    const room = (tick - (ticks[close.at(-1)] ?? -Infinity)) * (wide - 70) / Math.max(end, 1);
-    if (room > 4 * (names[i].length + (names[close.at(-1)] ?? "").length) + 4) close.push(i);
+    return { x: sorted.map((k) => at.get(k.id)), y: sorted.map(metric.get), mode: "lines", hoverinfo: "skip",
+      line: { color: look(labelOf(group[0])).colour, width: 1.5 }, opacity: 0.6 };
   });
-  const empty = members.length ? [] : [{ text: all.length ? "all are hidden" : "nothing was run", showarrow: false, xref: "paper",
-    yref: "paper", x: 0.5, y: 0.5 }];
+}
+
+// One trace per method, then the reference marks, and last the ring around the chosen run.
+function markers({ members, marked, metric, low, high, at, clamp, look, ink, back }) {
+  const common = { mode: "markers", cliponaxis: false, hoverinfo: "skip" };
+  const beyond = (v) => v < low ? "triangle-down-open" : v > high ? "triangle-up-open" : null;
+  const methods = [...groupBy(members, labelOf)].map(([label, group]) => {
+    const { colour, symbol } = look(label), points = group.map((k) => state.points.get(k.id));
+    return { ...common, meta: "runs", x: points.map(([x]) => x), y: points.map(([, y]) => y),
+      customdata: group.map((k) => k.id), hoverinfo: "text",
+      text: group.map((k) => `${plain(label)}<br>${fixed(metric.get(k))}`),
+      marker: { color: colour, size: 10, symbol: group.map((k) => beyond(metric.get(k)) ?? symbol[0]) },
+      error_y: { visible: Boolean(metric.spread) && group.some((k) => k.deviation !== null), color: colour, thickness: 1.5,
+        width: 3, array: group.map((k) => k.deviation ?? 0) } };
+  });
+  return [...methods,
+    { ...common, meta: "marks", x: marked.map((k) => at.get(k.id)), y: marked.map((k) => clamp(metric.mark(k))),
+      marker: { symbol: "star", size: 12, color: back, line: { width: 1.5, color: marked.map((k) => look(labelOf(k)).colour) } } },
+    { ...common, meta: "chosen", ...ring(), marker: { symbol: "circle-open", size: 20, color: ink, line: { width: 1.5 } } }];
+}
+
+// Axes, the borders between the values of one of them, and the level of the dense network.
+function frame({ all, members, metric, level, low, high, ticks, names, borders, end, ink, line }) {
+  const wide = byId("plot").clientWidth, unit = (wide - 70) / Math.max(end, 1), roomy = [];
+  ticks.forEach((tick, i) => {  // a value is named where there is room for it
+    const last = roomy.at(-1), room = last === undefined ? Infinity : (tick - ticks[last]) * unit;
+    if (room > 4 * (names[i].length + (names[last] ?? "").length) + 4) roomy.push(i);
+  });
   const shapes = borders.slice(0, -1).map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below",
     line: { color: line, width: 1 } }));
-  if (level !== null && members.length && level >= low && level <= high) shapes.push({ type: "line", xref: "paper", x0: 0,
-    x1: 1, y0: level, y1: level, line: { color: ink, width: 1, dash: "dash" } });
-  Plotly.react("plot", traces, layout(wide < 600 ? 360 : 460, { shapes, annotations: empty,
-    xaxis: { range: [0, Math.max(end, 1)], tickvals: close.map((i) => ticks[i]), ticktext: close.map((i) => plain(names[i])),
+  if (level !== null && level >= low && level <= high) {
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, line: { color: ink, width: 1, dash: "dash" } });
+  }
+  const nothing = { text: all.length ? "all are hidden" : "nothing was run", showarrow: false, xref: "paper", yref: "paper",
+    x: 0.5, y: 0.5 };
+  return layout(wide < 600 ? 360 : 460, { shapes, annotations: members.length ? [] : [nothing],
+    xaxis: { range: [0, Math.max(end, 1)], tickvals: roomy.map((i) => ticks[i]), ticktext: roomy.map((i) => plain(names[i])),
       showgrid: false, title: { text: `${plain(axisName(state.axis))} (not to scale)` } },
-    yaxis: { range: [low, high], title: { text: metric.name } } }), config);
-  legend(unique(all.map(labelOf)), look, marked.length, level !== null && members.length);
-  table(members);
+    yaxis: { range: [low, high], title: { text: metric.name } } });
 }
 
 function groupBy(members, key) {
@@ -283,7 +303,7 @@ function layers() {
   if (!found.length) return;
   const rate = ([, weights, kept]) => 100 * kept / weights;
   const names = found.map(([name]) => plain(name));
-  byId("layers-about").textContent = `${titleOf(state.chosen)}: how much of each layer is kept, from the first to the last; the ` +
+  byId("layers-about").textContent = `${titleOf(state.chosen)}: how much of each layer is kept, first to last; the ` +
     "tick is what was asked for.";
   Plotly.react("layers", [
     { type: "bar", orientation: "h", y: names, x: found.map(rate), marker: { color: colours[0] }, hoverinfo: "text",
@@ -344,7 +364,7 @@ function start() {
   document.title = byId("title").textContent = content.title;
   byId("about").textContent = content.about;
   const runs = kinds.reduce((sum, k) => sum + k.seeds.length, 0);
-  byId("count").textContent = `${runs} ${runs === 1 ? "run" : "runs"}.`;
+  byId("count").textContent = `${runs} ${runs === 1 ? "run" : "runs"} on ${unique(kinds.map((k) => k.data)).join(", ")}.`;
   byId("marks-name").textContent = `☆ ${content.reference}`;
   byId("marks").parentElement.hidden = kinds.every((k) => k.reference === null);
   const recorded = (i) => kinds.some((k) => k.curves.some((curve) => curve[i].some((v) => v !== null)));

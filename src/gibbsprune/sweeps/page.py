@@ -103,7 +103,8 @@ def page_data(
     varied, shown = _varied(specs), list[dict[str, Any]]()
     for members, spec, beside in zip(kinds, specs, _beside(specs)):
         flat, own = _flat(spec.as_dict()), varied[_group(spec)]
-        parts = [[_last(name), _text(flat[name])] for name, usual in own.items() if json.dumps(flat[name]) != usual]
+        named = [name for name, usual in own.items() if json.dumps(flat[name]) != usual]
+        parts = [[_last(name), _text(flat[name])] for name in named if not _is_no(flat[name])]
         shown.append({
             **_kind(spec, members), "id": len(shown), "label": label(spec) if label else spec.method,
             "parts": [] if label else parts, "reference": reference(spec), "beside": beside,
@@ -202,5 +203,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_no(value: Any) -> bool:
+    return value is None or value is False
+
+
 def _text(value: Any) -> str:
-    return f"{value:g}" if _is_number(value) else str(value)
+    """A value in a name; what is so needs none."""
+    return f"{value:g}" if _is_number(value) else "" if value is True else str(value)
