@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from types import SimpleNamespace
 
@@ -195,6 +196,17 @@ def test_a_folder_that_outlived_its_fleet_is_removed(specs, tmp_path):
     planner.begin(tmp_path / "work" / planner.fleet_key([gibbs]), [gibbs])
     driver([gibbs, other], tmp_path).run()
     assert not list((tmp_path / "work").glob("fleet-*"))
+
+
+def test_temporaries_of_killed_saves_are_cleared_when_they_are_old(specs, tmp_path):
+    """A young one may be another command's, which is at work."""
+    old, young = [tmp_path / "results" / f".x.json.{name * 8}.tmp" for name in ("a0", "b1")]
+    old.parent.mkdir()
+    for file in (old, young):
+        file.write_text("half")
+    os.utime(old, (0, 0))
+    driver([specs[1].replace(epochs=1)], tmp_path).run()
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_a_damaged_result_is_not_taken_for_one(specs, tmp_path):

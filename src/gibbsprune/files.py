@@ -14,6 +14,7 @@ import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -117,12 +118,16 @@ def make_folder(folder: Path | Elsewhere) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def clean(folder: str | os.PathLike[str]) -> None:
-    """Removes the temporary files that a killed process left in ``folder`` and below; only its holder may."""
+def clean(folder: str | os.PathLike[str], older: float = 0.0) -> None:
+    """Removes the temporary files that a killed process left in ``folder`` and below; only its holder may.
+
+    Where nobody holds the folder, only those may go that are ``older`` than any save takes, in seconds.
+    """
     for leftover in Path(folder).rglob(".*.tmp"):
         if TEMPORARY.fullmatch(leftover.name):
             with contextlib.suppress(OSError):
-                leftover.unlink()
+                if time.time() - leftover.stat().st_mtime >= older:
+                    leftover.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

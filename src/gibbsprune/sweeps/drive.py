@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import Busy, make_folder
+from ..files import Busy, clean, make_folder
 from ..text import clock
 from ..training.folder import RunFolder
 from ..training.places import Place, remove_folder
@@ -22,6 +22,7 @@ from .planner import Planned, Survey
 from .workers import Ended, Workers, workers_of
 
 POLL = 0.1  # seconds between two looks at what runs
+OLD = 3600.0  # seconds after which a temporary file is nobody's: others may be at work in the same folders
 RETRIES = 3  # of a fleet whose worker is lost before it has saved another epoch
 
 
@@ -57,6 +58,9 @@ class Driver:
             return state
         make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
         make_folder(self.orders.work)
+        for folder in (self.orders.results, self.orders.work / planner.RUNS):
+            if isinstance(folder, Path):
+                clean(folder, older=OLD)
         workers = workers_of(self.orders, self.sweep, self._keep(), self.display)
         with contextlib.closing(workers), self.display:
             state = self._drive(workers, ends, after)
