@@ -114,7 +114,7 @@ class Saying(session.Watch):
     def text(self, text: str) -> None:
         self.tell({"fleet": self.name, "text": text})
 
-    def tested(self, on_its_way: session.Session, records: Sequence[session.Record | None]) -> None:
+    def passed(self, on_its_way: session.Session, records: Sequence[session.Record | None]) -> None:
         fleet, seen = on_its_way.fleet, on_its_way.allowed.seen
         took = [seconds for some in seen.values() for seconds in some]
         each = sum(took) / len(took) if took else math.nan

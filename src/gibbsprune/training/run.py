@@ -212,11 +212,10 @@ class _Writing(Watch):
         self.masks = [fleet.masks(k) for k in range(len(fleet.specs))] if shown else []
 
     def tested(self, session: Session, records: Sequence[Record | None]) -> None:
-        epoch = session.fleet.epoch
         if all_diverged(records):  # the checkpoints stay as they are
             raise UserError(
-                f"the loss is no longer finite after epoch {epoch} of {self.folder.path}; try a smaller learning rate "
-                "(--lr)"
+                f"the loss is no longer finite after epoch {session.fleet.epoch} of {self.folder.path}; try a smaller "
+                "learning rate (--lr)"
             )
         self.folder.append_metrics(records)
         if self.events is not None:
@@ -224,7 +223,9 @@ class _Writing(Watch):
         for run, masks, record in zip(self.folder.runs, self.masks, records):
             if record is not None and record["beta"] is not None:  # others have no picture of how they freeze
                 save_snapshot(run / "snapshots", masks, record["epoch"], record["beta"])
-        self.progress.epoch(epoch, [record for record in records if record is not None])
+
+    def passed(self, session: Session, records: Sequence[Record | None]) -> None:
+        self.progress.epoch(session.fleet.epoch, [record for record in records if record is not None])
 
 
 def _follow(

@@ -45,8 +45,8 @@ class Watch:
     def tested(self, session: Session, records: Sequence[Record | None]) -> None:
         """After a test, with a record of each run; None where it has not started."""
 
-    def saved(self, session: Session) -> None:
-        """After a checkpoint."""
+    def passed(self, session: Session, records: Sequence[Record | None]) -> None:
+        """After a tested epoch was saved, where that was due."""
 
 
 class Session:
@@ -101,7 +101,6 @@ class Session:
             state = {"fleet": self.fleet.state_dict(), "history": self.history, "spent": self.spent}
             checkpoint.save(self.folder, self.fleet.epoch, state)
         self._saved = time.monotonic()
-        self.watch.saved(self)
 
     def train(self, interrupt: Interrupt) -> bool:
         """Trains what is left; False if the time was up first. The last state is saved either way."""
@@ -111,15 +110,18 @@ class Session:
                 self.save()
                 return False
             interrupt.begin_epoch()
-            self._epoch(interrupt)
+            records = self._epoch(interrupt)
             if self.ranks.any(interrupt.requested):
                 interrupt.requested = True
             if self._due() or interrupt.requested:
                 self.save()
+            if records:
+                self.watch.passed(self, records)
             interrupt.end_epoch()
         return self.allowed.end()
 
-    def _epoch(self, interrupt: Interrupt) -> None:
+    def _epoch(self, interrupt: Interrupt) -> list[Record | None]:
+        """Trains and, where that is due, tests; what the test said."""
         fleet, began = self.fleet, time.monotonic()
 
         def step(done: int, total: int) -> None:
@@ -130,7 +132,7 @@ class Session:
         trained = fleet.train_epoch(step)
         self.allowed.trained(active)
         if fleet.epoch % self.test_every and fleet.epoch < fleet.epochs:
-            return
+            return []
         self.watch.drawn(fleet)
         tested = fleet.evaluate()
         self.allowed.tested()
@@ -144,6 +146,7 @@ class Session:
         for past, record in zip(self.history, records):
             past.extend([record] if record is not None else [])
         self.watch.tested(self, records)
+        return records
 
     def _due(self) -> bool:
         """Whether to save now."""
