@@ -42,7 +42,7 @@ def test_a_constant_channel_has_deviation_one_and_unknown_modes_are_refused() ->
     mean, std = arrays.statistics("channel")
     assert mean[1].item() == pytest.approx(0.2)
     assert std[1].item() == 1.0
-    with pytest.raises(UserError, match="'pixel'; allowed are 'global' and 'channel'"):
+    with pytest.raises(UserError, match="standardise is 'pixel': allowed are 'global', 'channel'"):
         arrays.statistics("pixel")
 
 
@@ -58,7 +58,7 @@ def test_holdout_splits_the_training_set_alone() -> None:
     assert sorted(together) == sorted(arrays.x_train.flatten(1).tolist())
     assert all(abs(count - 21 / 4) <= 1 for count in held.y_test.bincount().tolist())
     for count in (0, 61):
-        with pytest.raises(UserError, match=f"holdout is {count}; it must lie between 1 and 60"):
+        with pytest.raises(UserError, match=f"holdout is {count}: allowed are whole numbers from 1 to 60"):
             arrays.holdout(count, seed=0)
 
 
@@ -181,7 +181,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 
 
 def test_unknown_names_list_what_is_allowed() -> None:
-    with pytest.raises(UserError, match=r"'mnist' is unknown; allowed are digits, cifar10, or a path ending in \.npz"):
+    with pytest.raises(UserError, match=r"data is 'mnist': allowed are 'digits', 'cifar10' and paths ending in \.npz"):
         load("mnist")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import UserError
+from ..checks import bad
 from .arrays import Arrays
 from .cifar10 import cifar10_from_pngs, get_cifar10, load_cifar10
 from .digits import load_digits
@@ -25,4 +25,4 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
         return load_cifar10(root)
     if name.endswith(".npz"):
         return load_npz(name)
-    raise UserError(f"The data set '{name}' is unknown; allowed are digits, cifar10, or a path ending in .npz.")
+    raise bad("data", name, "'digits', 'cifar10' and paths ending in .npz")
