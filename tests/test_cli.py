@@ -234,7 +234,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --data birds.npz", "birds.npz"),
         (
             "train --data birds",
-            "The data set 'birds' is unknown; allowed are digits, cifar10, or a path ending in",
+            "data is 'birds': allowed are 'digits', 'cifar10' and paths ending in",
         ),
         ("train --resume nowhere", "nowhere holds no run (it has no run.json)"),
         ("train --resume r --lr 0.1", "--resume continues a run as it was started; leave out --lr"),

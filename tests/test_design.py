@@ -21,6 +21,7 @@ ORDER = [
     "schedules",
     "hamiltonians",
     "samplers",
+    "site",
     "lanes",
     "law",
     "masking",

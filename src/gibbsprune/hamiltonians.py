@@ -187,6 +187,13 @@ def energy(
 ) -> Tensor:
     """H(x) of one layer's mask (or of a stack of masks), in float64.
 
+    Args:
+        mask: True keeps, of the weight's shape or with leading dimensions.
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove, which gives the threshold Q.
+
     >>> import torch, gibbsprune as gp
     >>> w = torch.tensor([1.0, 2.0, 3.0])
     >>> float(gp.energy(torch.tensor([False, True, True]), w, gp.Linear("sign"), sparsity=0.4))

@@ -10,77 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from .checks import check_beta, check_sparsity, check_whole
-from .errors import UserError
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import SWEEPS, Rows, Source, draw, kernel, resolve, two_point
+from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
+from .site import Site
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_weight, converged_mask, kept_count, position
+from .threshold import CHUNK, Segments, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
-
-
-@dataclass(frozen=True)
-class Site:
-    """One weight tensor to be masked: how it is cut, by which law, and whose β and random stream it follows."""
-
-    shape: tuple[int, ...]
-    structure: Structure
-    hamiltonian: Hamiltonian
-    sparsity: float
-    sampler: str = "auto"
-    run: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.structure.count(self.shape)
-
-    @property
-    def size(self) -> int:
-        return self.structure.size(self.shape)
-
-    def checked(self) -> Site:
-        """The same site with its sampler resolved, or a sentence saying what is wrong."""
-        as_hamiltonian(self.hamiltonian, self.structure)
-        if not 0 <= self.hamiltonian.coupling < math.inf:
-            raise UserError(f"coupling is {self.hamiltonian.coupling!r}: allowed are numbers from 0 up")
-        check_sparsity(self.sparsity)
-        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
-
-
-def off_edge(sparsity: float, count: int) -> float:
-    """The same number of kept neighbourhoods, from a sparsity that puts none of them exactly on Q.
-
-    K is the same for all p with the same ⌊p(M − 1)⌋. Where p(M − 1) is whole, as for 16 filters at 0.8, one
-    neighbourhood would lie on Q itself, feel no field and never freeze; the middle of the interval avoids that.
-    """
-    low, fraction = position(sparsity, count)
-    return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
-
-
-def layer_site(
-    name: str,
-    shape: tuple[int, ...],
-    structure: Structure,
-    hamiltonian: Hamiltonian,
-    sparsity: float,
-    sampler: str,
-    advice: str,
-) -> Site:
-    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused, with ``advice``."""
-    count = structure.count(shape)
-    if sparsity and kept_count(sparsity, count) == 0:
-        raise UserError(
-            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
-        )
-    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
@@ -127,7 +70,14 @@ class Law:
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
     ) -> list[Tensor]:
-        """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
+        """One mask per site.
+
+        Args:
+            weights: of the sites.
+            betas: β of each run, on the weights' device.
+            generators: the random stream of each run.
+            sweeps: of the chromatic sampler.
+        """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
@@ -142,7 +92,7 @@ class Law:
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
     ) -> list[Tensor]:
-        """The masks with which training ends: one more draw.
+        """The masks with which training ends: one more :meth:`draw`, of the same arguments.
 
         A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
         """
@@ -280,6 +230,17 @@ def sample(
     """Masks of one layer from its Gibbs law at inverse temperature β, shape (draws, *weight.shape), True keeps.
 
     β = ∞ gives the converged mask: the law's limit, where a coupling is large enough for the weights (docs/theory.md).
+
+    Args:
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove.
+        beta: the inverse temperature β.
+        sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
+        sweeps: of the chromatic sampler.
+        draws: how many masks.
+        generator: where the random numbers come from; None for torch's global one.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.linspace(-1, 1, 100)

@@ -16,12 +16,13 @@ from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .law import Law, Site, layer_site
+from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight
 from .samplers import SWEEPS, stream
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select, targets
+from .site import Site, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
 from .threshold import kept_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import UserError
+from ..checks import bad
 from .arrays import Arrays
 from .cifar10 import cifar10_from_pngs, get_cifar10, load_cifar10
 from .digits import load_digits
@@ -32,7 +32,7 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
     elif name.endswith(".npz"):
         found = load_npz(name)
     else:
-        raise UserError(f"The data set '{name}' is unknown; allowed are digits, cifar10, or a path ending in .npz.")
+        raise bad("data", name, "'digits', 'cifar10' and paths ending in .npz")
     return found if held is None else found.holdout(held or len(found.x_train) // 10, SPLIT_SEED)
 
 
@@ -42,7 +42,7 @@ def split_name(name: str) -> tuple[str, int | None]:
     if not mark:
         return name, None
     if count and not (count.startswith("=") and count[1:].isdecimal() and int(count[1:]) > 0):
-        raise UserError(f"The data set '{name}' holds out '{count}'; write {base}{HELD_OUT} or {base}{HELD_OUT}=5000.")
+        raise bad("data", name, f"'{base}{HELD_OUT}' and '{base}{HELD_OUT}=5000'")
     return base, int(count[1:] or 0)
 
 

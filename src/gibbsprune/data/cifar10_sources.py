@@ -104,13 +104,13 @@ def from_folders(folders: Iterable[str | os.PathLike[str]], images: int, progres
     """The package's six PNGs and two label files, each found in one of the folders."""
     where = [Path(folder) for folder in folders]
     if missing := [folder for folder in where if not folder.is_dir()]:
-        raise UserError(f"{missing[0]} is no folder.")
+        raise UserError(f"{missing[0]} is no folder")
 
     def read(name: str) -> bytes:
         for folder in where:
             if (folder / name).is_file():
                 return (folder / name).read_bytes()
-        raise UserError(f"{name} is not in {', '.join(map(str, where)) or 'no folder at all'}.")
+        raise UserError(f"{name} is not in {', '.join(map(str, where)) or 'no folder at all'}")
 
     return _from_files(read, images, progress)
 

@@ -33,6 +33,14 @@ def fetch(
 
     The bytes so far are kept in `target`.partial. A later call asks the server for the rest; where the server
     sends the whole file instead, or the joined file has the wrong checksum, it starts afresh.
+
+    Args:
+        url: http or https.
+        target: where the file goes.
+        md5: that it must have.
+        timeout: seconds without an answer.
+        attempts: how often a transfer may break off.
+        progress: told what is done.
     """
     partial = target.with_name(target.name + ".partial")
     resumed = _size(partial) > 0

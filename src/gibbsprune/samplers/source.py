@@ -36,6 +36,12 @@ class Source:
 
     On the CPU a torch generator seeds a stream of numpy's SFC64, which fills memory four times as fast; on
     other devices the torch generator is used as it is, also inside a captured CUDA graph.
+
+    Args:
+        generators: one per run; None for torch's global one.
+        rows: of each run.
+        size: the elements of a row.
+        device: where the numbers are needed.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def suitable_threads(arrays: Arrays, device: torch.device) -> Iterator[None]:
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware, as plain values."""
-    packages = {"torch": torch.__version__, "numpy": np.__version__, "gibbsprune": __version__}
+    packages = {"torch": str(torch.__version__), "numpy": np.__version__, "gibbsprune": __version__}
     hardware: dict[str, Any] = {
         "device": str(device),
         "cpu": _cpu_name(),

@@ -28,8 +28,10 @@ from .ranks import ALONE, Ranks
 from .spec import RunSpec
 
 #: Recipe fields that runs fused into one network must share.
-SHARED = ("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on",
-          "bn_momentum", "bn_eps", "standardise", "shift", "flip")  # fmt: skip
+SHARED = (
+    *("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on"),
+    *("bn_momentum", "bn_eps", "standardise", "shift", "flip"),
+)
 
 #: What a run that has not started did in an epoch, and how it did in a test.
 WAITING = {"loss": math.nan, "train_accuracy": math.nan, "lr": 0.0, "beta": None, "agreement": None}
@@ -48,12 +50,16 @@ class Fleet:
         autotune: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """``finished`` is where runs named by others (``from``) lie, if they are not folders.
-
-        Several processes (``ranks``) call the same methods in the same order, and all have the same results.
-
-        With ``autotune`` cuDNN chooses its kernels by timing them: faster, but no longer the same from one process to
-        the next in the last bits.
+        """
+        Args:
+            specs: the runs, of one architecture, data set and precision.
+            arrays: their data.
+            device: where they are trained.
+            finished: where runs named by others (``from``) lie, if they are not folders.
+            autotune: let cuDNN choose its kernels by timing them: faster, but no longer the same from one process to
+                the next in the last bits.
+            ranks: the processes that share the work; all call the same methods in the same order, and all have the
+                same results.
         """
         if not specs:
             raise UserError("a fleet needs at least one run")
@@ -92,8 +98,8 @@ class Fleet:
             if progress is not None:
                 progress(step + 1, self.steps_per_epoch)
         self.epoch += 1
-        return self._in_order([engine.end_epoch() if engine in active else engine.runs * [WAITING]
-                               for engine in self.engines])  # fmt: skip
+        ends = [engine.end_epoch() if engine in active else engine.runs * [WAITING] for engine in self.engines]
+        return self._in_order(ends)
 
     def _wait(self, engine: Engine) -> int:
         """The epochs after which an engine starts."""
@@ -109,8 +115,8 @@ class Fleet:
     def evaluate(self) -> list[dict[str, float]]:
         """Per run: test accuracy and loss with the converged masks; of a run that has not started, not a number."""
         active = self._active(max(0, self.epoch - 1))
-        return self._in_order([engine.evaluate() if engine in active else engine.runs * [UNKNOWN]
-                               for engine in self.engines])  # fmt: skip
+        found = [engine.evaluate() if engine in active else engine.runs * [UNKNOWN] for engine in self.engines]
+        return self._in_order(found)
 
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
@@ -275,14 +281,13 @@ def _source(spec: RunSpec, root: Place | None) -> Finished | None:
 def _check_shared(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
-        for what in ("data", "model", "precision"):
-            if getattr(spec, what) != getattr(first, what):
-                raise UserError(f"the runs of a fleet must share {what}: {getattr(first, what)!r} and "
-                                f"{getattr(spec, what)!r} differ")  # fmt: skip
-        for what in SHARED:
-            if getattr(spec.recipe, what) != getattr(first.recipe, what):
-                raise UserError(f"the runs of a fleet must share the recipe's {what}: {getattr(first.recipe, what)!r} "
-                                f"and {getattr(spec.recipe, what)!r} differ")  # fmt: skip
+        for mine, other, names, of in (
+            (first, spec, ("data", "model", "precision"), ""),
+            (first.recipe, spec.recipe, SHARED, "the recipe's "),
+        ):
+            for what in names:
+                if (one := getattr(mine, what)) != (two := getattr(other, what)):
+                    raise UserError(f"the runs of a fleet must share {of}{what}: {one!r} and {two!r} differ")
 
 
 def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:

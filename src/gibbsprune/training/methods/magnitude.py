@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from ...checks import whole
-from ...law import Site
+from ...site import Site
 from ...threshold import keep_largest, kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
@@ -53,7 +53,11 @@ def rates(sparsity: float) -> list[float]:
 def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = None) -> Tensor:
     """The mask of a layer that keeps the neighbourhoods with the largest scores, as many as the converged mask does.
 
-    ``left`` is the layer's mask so far: what it has pruned stays pruned, whatever the scores.
+    Args:
+        scores: of the neighbourhoods.
+        site: the layer.
+        sparsity: the fraction to remove.
+        left: the layer's mask so far: what it has pruned stays pruned, whatever the scores.
     """
     scores = scores.detach().cpu()
     if left is not None:
