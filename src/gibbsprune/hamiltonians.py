@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .errors import UserError
-from .schedules import LinearSchedule, LogSchedule, Schedule
-from .structures import Structure, as_structure, check_mask
-from .threshold import check_sparsity, check_weight, converged_mask, mean_squares, quantile
+from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
+from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
+from .structures import STRUCTURES, Structure, as_structure, check_mask
+from .threshold import check_weight, converged_mask, mean_squares, quantile
 
 LN2 = math.log(2.0)
 
@@ -32,7 +32,12 @@ class Hamiltonian(ABC):
     """An energy with a field per weight and one coupling inside neighbourhoods."""
 
     coupling: float = 0.0
-    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    structures: tuple[str, ...] = tuple(STRUCTURES)
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that can draw from this law, the fastest exact one first (:mod:`gibbsprune.samplers`)."""
+        return ("exact", "chromatic", "enumeration") if self.coupling else ("independent", "enumeration")
 
     @abstractmethod
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
@@ -42,10 +47,9 @@ class Hamiltonian(ABC):
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
 
-    def check(self, structure: Structure) -> None:
-        """Refuses a structure for which this Hamiltonian is not defined."""
-        if structure.name not in self.structures:
-            raise UserError(f"{self!r} cannot be used with structure {structure.name!r}: possible are {possible()}")
+    def annealing(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        """The schedule of a training of so many epochs: the default one, over their first 64 %, then held."""
+        return self.default_schedule(annealed(epochs), sizes)
 
     def energy(self, spins: Tensor, field: Tensor) -> Tensor:
         """H of spins (..., rows, n) in a field (rows, n)."""
@@ -65,18 +69,15 @@ class Linear(Hamiltonian):
 
     kind: str = "square"
 
-    structures: ClassVar[tuple[str, ...]] = ("weight",)
-
     def __post_init__(self) -> None:
-        if self.kind not in ("sign", "square", "abs"):
-            raise UserError(f"unknown Linear kind {self.kind!r}: allowed are 'sign', 'square', 'abs'")
+        check_one_of("kind", self.kind, ("sign", "square", "abs"))
 
     def __repr__(self) -> str:
         return f"Linear({self.kind!r})"
 
-    def check(self, structure: Structure) -> None:
-        if self.kind != "sign":
-            super().check(structure)
+    @property
+    def structures(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(STRUCTURES) if self.kind == "sign" else ("weight",)
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         if self.kind == "sign":
@@ -99,11 +100,10 @@ class Quadratic(Hamiltonian):
 
     coupling: float = 0.01
 
-    structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")
+    structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coupling, (int, float)) or not 0 < self.coupling < math.inf:
-            raise UserError(f"coupling is {self.coupling!r}: allowed are positive numbers")
+        check_number("coupling", self.coupling, number(0, above=True))
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         return threshold - squares
@@ -120,9 +120,10 @@ class Binary(Hamiltonian):
 
     relative: str | None = None
 
+    samplers: ClassVar[tuple[str, ...]] = ("two_point",)
+
     def __post_init__(self) -> None:
-        if self.relative not in (None, "ratio", "offset"):
-            raise UserError(f"relative is {self.relative!r}: allowed are None, 'ratio', 'offset'")
+        check_one_of("relative", self.relative, (None, "ratio", "offset"))
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         raise TypeError("the binary Hamiltonian has no field")
@@ -151,40 +152,29 @@ def log_p_converged(beta: Tensor, count: Tensor) -> Tensor:
     return above - torch.logaddexp(torch.zeros_like(beta), log_states - beta)
 
 
-def possible() -> str:
-    """The possible combinations, for error messages."""
-    return (
-        "Binary with weight, kernel and filter; Linear('sign') with weight, kernel and filter; "
-        "Linear('square') and Linear('abs') with weight; Quadratic with kernel and filter"
-    )
-
-
-def default_hamiltonian(structure: Structure) -> Hamiltonian:
-    """What the paper found best: Linear('square') for weights, Quadratic(0.01) for kernels and filters."""
-    return Linear("square") if structure.name == "weight" else Quadratic()
-
-
+#: Every Hamiltonian by name, the best one for a structure first. β of ``"binary"`` is the distance from N ln 2.
 HAMILTONIANS: dict[str, Hamiltonian] = {
-    "binary": Binary(),
-    "sign": Linear("sign"),
+    "quadratic": Quadratic(),
     "square": Linear("square"),
     "abs": Linear("abs"),
-    "quadratic": Quadratic(),
+    "sign": Linear("sign"),
+    "binary": Binary("offset"),
 }
+
+
+def possible(structure: Structure) -> list[str]:
+    """The names of the Hamiltonians of a structure, the one that the paper found best first."""
+    return [name for name, one in HAMILTONIANS.items() if structure.name in one.structures]
 
 
 def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) -> Hamiltonian:
     """A Hamiltonian from its name, object or None (the structure's default), checked against the structure."""
-    if hamiltonian is None:
-        chosen = default_hamiltonian(structure)
-    elif isinstance(hamiltonian, Hamiltonian):
-        chosen = hamiltonian
-    elif isinstance(hamiltonian, str) and hamiltonian in HAMILTONIANS:
-        chosen = HAMILTONIANS[hamiltonian]
-    else:
-        names = ", ".join(map(repr, HAMILTONIANS))
-        raise UserError(f"unknown Hamiltonian {hamiltonian!r}: allowed are {names} or a Hamiltonian object")
-    chosen.check(structure)
+    given = possible(structure)[0] if hamiltonian is None else hamiltonian
+    chosen = HAMILTONIANS.get(given) if isinstance(given, str) else given
+    if not isinstance(chosen, Hamiltonian):
+        raise bad("hamiltonian", given, f"{listed(HAMILTONIANS)} and Hamiltonian objects")
+    if structure.name not in chosen.structures:
+        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.name!r}")
     return chosen
 
 
@@ -196,6 +186,13 @@ def energy(
     sparsity: float = 0.9,
 ) -> Tensor:
     """H(x) of one layer's mask (or of a stack of masks), in float64.
+
+    Args:
+        mask: True keeps, of the weight's shape or with leading dimensions.
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove, which gives the threshold Q.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.tensor([1.0, 2.0, 3.0])

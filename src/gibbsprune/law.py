@@ -9,78 +9,21 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from .checks import check_beta, check_sparsity, check_whole
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import Source, chromatic, draw_rows, resolve, two_point
-from .schedules import check_beta, check_whole
+from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
+from .site import Site
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
+from .threshold import CHUNK, Segments, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
-
-
-@dataclass(frozen=True)
-class Site:
-    """One weight tensor to be masked: how it is cut, by which law, and whose β and random stream it follows."""
-
-    shape: tuple[int, ...]
-    structure: Structure
-    hamiltonian: Hamiltonian
-    sparsity: float
-    sampler: str = "auto"
-    run: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.structure.count(self.shape)
-
-    @property
-    def size(self) -> int:
-        return self.structure.size(self.shape)
-
-    def checked(self) -> Site:
-        """The same site with its sampler resolved, or a sentence saying what is wrong."""
-        self.hamiltonian.check(self.structure)
-        if not 0 <= self.hamiltonian.coupling < math.inf:
-            raise UserError(f"coupling is {self.hamiltonian.coupling!r}: allowed are numbers from 0 up")
-        check_sparsity(self.sparsity)
-        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
-
-
-def off_edge(sparsity: float, count: int) -> float:
-    """The same number of kept neighbourhoods, from a sparsity that puts none of them exactly on Q.
-
-    K is the same for all p with the same ⌊p(M − 1)⌋. Where p(M − 1) is whole, as for 16 filters at 0.8, one
-    neighbourhood would lie on Q itself, feel no field and never freeze; the middle of the interval avoids that.
-    """
-    low, fraction = position(sparsity, count)
-    return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
-
-
-def layer_site(
-    name: str,
-    shape: tuple[int, ...],
-    structure: Structure,
-    hamiltonian: Hamiltonian,
-    sparsity: float,
-    sampler: str,
-    advice: str,
-) -> Site:
-    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused, with ``advice``."""
-    count = structure.count(shape)
-    if sparsity and kept_count(sparsity, count) == 0:
-        raise UserError(
-            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
-        )
-    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
@@ -125,9 +68,16 @@ class Law:
         weights: Sequence[Tensor],
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
-        sweeps: int = chromatic.SWEEPS,
+        sweeps: int = SWEEPS,
     ) -> list[Tensor]:
-        """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
+        """One mask per site.
+
+        Args:
+            weights: of the sites.
+            betas: β of each run, on the weights' device.
+            generators: the random stream of each run.
+            sweeps: of the chromatic sampler.
+        """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
@@ -135,12 +85,31 @@ class Law:
             group.scatter(rows, masks)
         return masks
 
+    def final(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int = SWEEPS,
+    ) -> list[Tensor]:
+        """The masks with which training ends: one more :meth:`draw`, of the same arguments.
+
+        A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
+        """
+        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
+        ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
+        return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
+
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
+        return self._each(weights, lambda group, means: group.segments.converged(means))
+
+    def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
+        """A mask of every site from a function of its neighbourhoods' w̄²."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            means = group.means(group.squares(weights))
-            group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
+            rows = of(group, group.means(group.squares(weights)))
+            group.scatter(rows[:, None].expand(-1, group.size), masks)
         return masks
 
 
@@ -189,25 +158,24 @@ class _Group:
         """A mask (draws · rows, n); more than one draw only for a single site."""
         squares = self.squares(weights)
         means = self.means(squares)
-        streams = [generators[r] for r in self.runs]
+        device, streams = means.device, [generators[r] for r in self.runs]
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
         if isinstance(self.hamiltonian, Binary):
-            return self._draw_binary(means, betas, streams, draws)
+            field = self._binary_field(means, betas, streams, draws)
+            return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
-        if self.kind and draws == 1 and in_triton(means):
-            from .samplers import independent_triton
-
-            source = Source(streams, self.run_sites, self.size, means.device)
-            pieces = self.segments.pieces(means.device, self.size)
-            return independent_triton.draw(means, threshold, beta, source, pieces, self.kind)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
+        beta = betas[self.site_run(device)].clamp(max=GREATEST).to(means.dtype)
+        if self.kind and draws == 1 and (triton := kernel("independent", means)):
+            pieces = self.segments.pieces(device, self.size)
+            each = Source(streams, self.run_sites, self.size, device)
+            return triton.draw_layers(means, threshold, beta, each, pieces, self.kind)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
             beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
         columns = (squares, means[:, None], threshold[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
-        mask = torch.empty(squares.shape, dtype=torch.bool, device=means.device)  # huge layers: bounded memory
+        mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
         for run, rows in enumerate(self.run_rows):
             for part in self._parts(run, rows):
                 some = [c[part] if len(c) > 1 else c for c in columns]
@@ -226,11 +194,12 @@ class _Group:
         field = self.hamiltonian.field(squares, means, threshold) * beta
         field = field.repeat(draws, 1) if draws > 1 else field
         coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
-        return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
+        return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
-    def _draw_binary(
+    def _binary_field(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
     ) -> Tensor:
+        """h of the binary law, (draws · rows, 1), after every layer has decided."""
         assert isinstance(self.hamiltonian, Binary)
         device = means.device
         weights = self.site_weights(device)
@@ -239,9 +208,7 @@ class _Group:
         sites = [count * draws for count in self.run_sites]
         chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
         chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
-        converged = self.segments.converged(means).repeat(draws)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
-        return two_point.draw(converged[:, None], chosen[:, None], source)
+        return two_point.field(self.segments.converged(means).repeat(draws)[:, None], chosen[:, None])
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
@@ -256,13 +223,24 @@ def sample(
     sparsity: float = 0.9,
     beta: float = 1.0,
     sampler: str = "auto",
-    sweeps: int = chromatic.SWEEPS,
+    sweeps: int = SWEEPS,
     draws: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Masks of one layer from its Gibbs law at inverse temperature β, shape (draws, *weight.shape), True keeps.
 
     β = ∞ gives the converged mask: the law's limit, where a coupling is large enough for the weights (docs/theory.md).
+
+    Args:
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove.
+        beta: the inverse temperature β.
+        sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
+        sweeps: of the chromatic sampler.
+        draws: how many masks.
+        generator: where the random numbers come from; None for torch's global one.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.linspace(-1, 1, 100)

@@ -185,10 +185,10 @@ def check_plain(model: nn.Module, purpose: str) -> None:
         if parametrize.is_parametrized(module):
             parts = [part for chain in cast(nn.ModuleDict, module.parametrizations).values() for part in chain]  # type: ignore[attr-defined]
             if any(isinstance(part, Masked) for part in parts):
-                raise UserError(f"the model still carries masks: finalize it before {purpose}.")
+                raise UserError(f"the model still carries masks: finalize it before {purpose}")
             raise UserError(
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
-                f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}."
+                f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
             )
 
 

@@ -10,9 +10,15 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
-
+from .checks import bad, check_whole
 from .errors import UserError
+
+ANNEALED = 0.64  # the share of training over which β rises, then it is held (128 of 200 epochs)
+
+
+def annealed(epochs: int) -> int:
+    """The epochs of a training over which β rises by default."""
+    return max(1, round(ANNEALED * epochs))
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Schedule(ABC):
 
     def __call__(self, epoch: float) -> float:
         if epoch < 0 or math.isnan(epoch):
-            raise UserError(f"epoch is {epoch!r}: allowed are numbers from 0")
+            raise bad("epoch", epoch, "numbers from 0")
         return self._value(epoch)
 
     @abstractmethod
@@ -115,21 +121,4 @@ class Join(Schedule):
 
 def _check_beta(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise UserError(f"{name} is {value!r}: allowed are numbers")
-
-
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """A count is a whole number from ``least`` up, also one of numpy's."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise UserError(f"{name} is {value!r}: allowed are whole numbers from {least}")
-
-
-def check_beta(beta: float) -> float:
-    """β is a number from 0 to infinity."""
-    try:
-        value = float(beta)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not value >= 0:
-        raise UserError(f"beta is {beta!r}: allowed are numbers from 0 up, infinity included")
-    return value
+        raise bad(name, value, "numbers")

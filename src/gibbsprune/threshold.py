@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_sparsity
 from .errors import UserError
 from .structures import Structure, as_structure
 
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 24  # elements worked on at once, so that huge layers need bounded extra memory
 PIECE, PROGRAMS = 2048, 2048  # the least work of a Triton program, and how many a large GPU runs side by side
-
-
-def check_sparsity(sparsity: float) -> float:
-    """Sparsity is the fraction removed, in [0, 1)."""
-    try:
-        value = float(sparsity)
-    except (TypeError, ValueError):
-        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1") from None
-    if not 0.0 <= value < 1.0:
-        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1")
-    return value
 
 
 def position(sparsity: float, count: int) -> tuple[int, float]:
@@ -203,6 +193,10 @@ class Segments:
         if values.device.type == "cpu":
             return self._selected(values)
         return self._radix(values) if in_triton(values) else self._sorted(values)
+
+    def on_threshold(self, values: Tensor) -> Tensor:
+        """Which values are exactly Q."""
+        return values == self.spread(self.thresholds(values))
 
     def _selection(self, name: str, ranks: Sequence[int], device: torch.device) -> Selection:
         """A radix selection, with its work space made once, as a captured CUDA graph needs it."""
