@@ -95,6 +95,7 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
 GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
@@ -119,6 +120,14 @@ class Law:
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
         self.groups = [_Group(self.sites, members) for members in ordered]
         self.lanes = Lanes() if lanes else None
+
+    def set_sparsities(self, sparsities: Sequence[float]) -> None:
+        """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
+        self.sites = [
+            replace(site, sparsity=off_edge(check_sparsity(p), site.count)) for site, p in zip(self.sites, sparsities)
+        ]
+        for group in self.groups:
+            group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
 
     def draw(
         self,
@@ -187,6 +196,19 @@ class _Group:
         draws: int = 1,
     ) -> Tensor:
         """A mask (draws · rows, n); more than one draw only for a single site."""
+        mask = self._draw(weights, betas, generators, sweeps, draws)
+        if not self.segments.fixed:  # a sparsity that rises begins with none
+            mask |= self.segments.kept_whole(mask.device).repeat(draws)[:, None]
+        return mask
+
+    def _draw(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int,
+        draws: int,
+    ) -> Tensor:
         squares = self.squares(weights)
         means = self.means(squares)
         device, streams = means.device, [generators[r] for r in self.runs]
@@ -196,14 +218,18 @@ class _Group:
             return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
         beta = betas[self.site_run(device)].clamp(max=GREATEST).to(means.dtype)
+        unit = self.hamiltonian.unit(threshold, self.size)
+        scale = beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)  # of the field
         if self.kind and draws == 1 and (triton := kernel("independent", means)):
             pieces = self.segments.pieces(device, self.size)
             each = Source(streams, self.run_sites, self.size, device)
-            return triton.draw_layers(means, threshold, beta, each, pieces, self.kind)
+            return triton.draw_layers(means, threshold, scale, each, pieces, self.kind)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
-            beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
-        columns = (squares, means[:, None], threshold[:, None], beta[:, None])
+            alone = len(self.runs) == 1
+            beta = beta[:1] if alone else self.segments.spread(beta)
+            scale = beta if unit is None else self.segments.spread(scale)
+        columns = (squares, means[:, None], threshold[:, None], scale[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
         mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
@@ -221,10 +247,10 @@ class _Group:
         return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
-        squares, means, threshold, beta = columns
-        field = self.hamiltonian.field(squares, means, threshold) * beta
+        squares, means, threshold, scale, beta = columns
+        field = self.hamiltonian.field(squares, means, threshold) * scale
         field = field.repeat(draws, 1) if draws > 1 else field
-        coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
+        coupling = (beta * self.hamiltonian.strength(self.size)).expand(len(squares), 1).repeat(draws, 1)
         return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
     def _binary_field(
