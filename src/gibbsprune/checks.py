@@ -44,10 +44,10 @@ def check_one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     return value
 
 
-def check_whole(name: str, value: Any, least: int = 1) -> int:
-    """A count is a whole number from ``least`` up, also one of numpy's."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise bad(name, value, f"whole numbers from {least}")
+def check_whole(name: str, value: Any, least: int | None = 1) -> int:
+    """A count is a whole number from ``least`` up, if there is one, also one of numpy's."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+        raise bad(name, value, "whole numbers" if least is None else f"whole numbers from {least}")
     return int(value)
 
 

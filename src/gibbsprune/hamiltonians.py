@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
-from .schedules import LinearSchedule, LogSchedule, Schedule
+from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
 from .structures import STRUCTURES, Structure, as_structure, check_mask
 from .threshold import check_weight, converged_mask, mean_squares, quantile
 
@@ -55,6 +55,10 @@ class Hamiltonian(ABC):
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
+
+    def annealing(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        """The schedule of a training of so many epochs: the default one, over their first 64 %, then held."""
+        return self.default_schedule(annealed(epochs), sizes)
 
     def energy(self, spins: Tensor, field: Tensor) -> Tensor:
         """H of spins (..., rows, n) in a field (rows, n)."""

@@ -9,7 +9,7 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -144,12 +144,31 @@ class Law:
             group.scatter(rows, masks)
         return masks
 
+    def final(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int = SWEEPS,
+    ) -> list[Tensor]:
+        """The masks with which training ends: one more draw.
+
+        A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
+        """
+        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
+        ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
+        return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
+
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
+        return self._each(weights, lambda group, means: group.segments.converged(means))
+
+    def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
+        """A mask of every site from a function of its neighbourhoods' w̄²."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            means = group.means(group.squares(weights))
-            group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
+            rows = of(group, group.means(group.squares(weights)))
+            group.scatter(rows[:, None].expand(-1, group.size), masks)
         return masks
 
 

@@ -11,19 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .checks import check_whole
+from .checks import bad, check_one_of, check_whole
 from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .law import Law, Site, layer_site
 from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
-from .samplers import SWEEPS
+from .samplers import SWEEPS, stream
 from .schedules import Schedule
-from .selection import Rules, Sparsity, select, targets
+from .selection import Selectors, Sparsity, select, targets
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
-from .threshold import kept_count, mean_squares, quantile
+from .text import first_line
+from .threshold import kept_count
 
 
 class GibbsPruner:
@@ -44,10 +45,12 @@ class GibbsPruner:
         model: any module; its convolutions and Linears are masked in place.
         sparsity: the fraction to remove, or a mapping or function from layer name.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        hamiltonian: None for the structure's best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
+            best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
-            :func:`gibbsprune.selection.select`).
+            :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
+            the network, and with filters but the projections of shortcuts.
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
@@ -63,8 +66,8 @@ class GibbsPruner:
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
-        include: Rules = None,
-        exclude: Rules = None,
+        include: Selectors = None,
+        exclude: Selectors = None,
         sampler: str = "auto",
         seed: int = 0,
         *,
@@ -74,9 +77,12 @@ class GibbsPruner:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise UserError(f"seed is {seed!r}: allowed are whole numbers")
-        self.model, self.seed, self.sweeps, self.check_ranks = model, int(seed), sweeps, check_ranks
+        self.model, self.seed, self.sweeps, self.check_ranks = (
+            model,
+            check_whole("seed", seed, None),
+            sweeps,
+            check_ranks,
+        )
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude)
@@ -86,12 +92,13 @@ class GibbsPruner:
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
-            raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
-        self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
+            raise bad("schedule", schedule, "schedules and functions from the epoch to beta")
+        self.schedule = schedule or self.hamiltonian.annealing(epochs, sizes)
         self.epoch: float = 0
+        self.beta: float = self._beta(0)  # the last that can refuse the arguments: from here on the model is changed
         self.steps, self.finalized = 0, False
-        self.set_epoch(0)  # the last that can refuse the arguments: from here on the model is changed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
         self.masks: dict[str, GibbsMasked] = {}
         for name, module in self._layers.items():
@@ -116,9 +123,19 @@ class GibbsPruner:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: float) -> None:
-        """Sets β to the schedule's value for ``epoch``, counted from 0; it may be a fraction."""
+        """Sets β to the schedule's value for ``epoch``, counted from 0; it may be a fraction.
+
+        When an epoch begins, the masks that are there for its first step are drawn again at its own β, from the same
+        random numbers.
+        """
+        beta, before = self._beta(epoch), self.beta
+        self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
+        if beta != before and self._before and not self.finalized and self.epoch == int(self.epoch):
+            self._draw(again=True)
+
+    def _beta(self, epoch: float) -> float:
         if isinstance(epoch, bool) or not isinstance(epoch, (int, float, np.number)):
-            raise UserError(f"epoch is {epoch!r}: allowed are numbers, 0 for the first")
+            raise bad("epoch", epoch, "numbers, 0 for the first")
         given = self.schedule(epoch)
         try:
             beta = float(given)
@@ -128,7 +145,7 @@ class GibbsPruner:
             raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
         if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
             raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
-        self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
+        return beta
 
     @torch._disable_dynamo
     def step(self) -> None:
@@ -143,23 +160,28 @@ class GibbsPruner:
     def restart(self) -> None:
         """Draws the first masks again, from the weights as they are now: after DDP has sent rank 0's to all ranks."""
         self._check_open("restart")
-        self.steps, self._generators = 0, {}
+        self.steps, self._generators, self._before = 0, {}, {}
         self._draw()
 
     @torch.no_grad()
-    def _draw(self) -> None:
+    def _draw(self, again: bool = False) -> None:
         reshard(self.model)
         for names in self._by_device():
-            masks = self._sample(names)
+            masks = self._sample(names, self._law(names).draw, again)
             torch._foreach_copy_([self.masks[name].mask for name in names], masks)
 
-    def _sample(self, names: tuple[str, ...]) -> list[Tensor]:
-        law, weights = self._law(names), self._weights(names)
-        if self.beta == math.inf:
-            return law.converged(weights)
+    def _sample(self, names: tuple[str, ...], draw: Callable[..., list[Tensor]], again: bool) -> list[Tensor]:
+        """Masks by one of the law's ways of drawing them; ``again`` from the random numbers of the draw before."""
+        weights = self._weights(names)
         device = weights.weights[0].device
+        generator = self._generator(device)
+        if again and device in self._before:
+            generator.set_state(self._before[device])
+        self._before[device] = generator.get_state()
+        if self.beta == math.inf:
+            return self._law(names).converged(weights)
         betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
-        return law.draw(weights, betas, [self._generator(device)], self.sweeps)
+        return draw(weights, betas, [generator], self.sweeps)
 
     def _weights(self, names: tuple[str, ...]) -> Whole:
         return Whole(stored_weight(self._layers[name]) for name in names)
@@ -179,8 +201,8 @@ class GibbsPruner:
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
-            seed = np.random.SeedSequence([self.seed & (2**63 - 1), self.steps]).generate_state(1, np.uint64)
-            self._generators[device] = torch.Generator(device).manual_seed(int(seed[0]) >> 1)
+            more = [self.steps] if self.steps else []
+            self._generators[device] = stream(self.seed & (2**63 - 1), "masks", device, *more)
         return self._generators[device]
 
     @torch.no_grad()
@@ -201,24 +223,26 @@ class GibbsPruner:
     def finalize(self, draw: str = "sample") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper; ``"converged"`` takes x_cvg. The pruned
-        weights stay zero if the model is trained on.
+        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
+        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
         """
         self._check_open("finalize")
-        if draw not in ("sample", "converged"):
-            raise UserError(f"draw is {draw!r}: allowed are 'sample' and 'converged'")
+        check_one_of("draw", draw, ("sample", "converged"))
         reshard(self.model)
         for name, module in self._layers.items():
             if not bool(torch.isfinite(whole(stored_weight(module))).all()):
                 raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
         final: dict[str, Tensor] = {}
         for names in self._by_device():
-            weights = self._weights(names)
-            converged = self._law(names).converged(weights)
-            masks = converged if draw == "converged" else self._sample(names)
-            for name, weight, mask, limit in zip(names, weights, masks, converged):
-                final[name] = torch.where(self._on_threshold(name, weight), limit, mask)
-                self.masks[name].mask.copy_(final[name])
+            law = self._law(names)
+            masks = (
+                law.converged(self._weights(names))
+                if draw == "converged"
+                else self._sample(names, law.final, again=True)
+            )
+            for name, mask in zip(names, masks):
+                final[name] = mask
+                self.masks[name].mask.copy_(mask)
         if draw == "sample" and (agreement := self.agreement()) < 0.999:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
@@ -244,13 +268,6 @@ class GibbsPruner:
     def _remove(self, module: nn.Module, mask: Tensor) -> None:
         burn(module, mask)
         rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
-
-    def _on_threshold(self, name: str, weight: Tensor) -> Tensor:
-        """Neighbourhoods exactly on Q, by a tie of floating-point numbers: no field decides for them."""
-        site = self._sites[name]
-        means = mean_squares(weight, site.structure)
-        ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
-        return site.structure.unrows(ties, site.shape)
 
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
@@ -282,6 +299,7 @@ class GibbsPruner:
             "epoch": self.epoch,
             "steps": self.steps,
             "generators": {str(device): g.get_state() for device, g in self._generators.items()},
+            "before": {str(device): state for device, state in self._before.items()},
             "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
         }
 
@@ -293,24 +311,49 @@ class GibbsPruner:
             raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
         if lacking := [key for key in ("seed", "epoch", "steps", "generators", "masks") if key not in state]:
             raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
-        if set(state["masks"]) != set(self.masks):
-            missing = ", ".join(sorted(set(state["masks"]) ^ set(self.masks)))
-            raise UserError(f"the saved pruner has other layers than this one: {missing}")
-        for name, masked in self.masks.items():
-            if state["masks"][name].numel() != (masked.mask.numel() + 7) // 8:
-                raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
-        for name, masked in self.masks.items():
-            masked.mask.copy_(unpack(state["masks"][name], masked.mask.shape))
-        self.seed, self.steps = int(state["seed"]), int(state["steps"])
+        seed = check_whole("the saved pruner's seed", state["seed"], None)
+        steps = check_whole("the saved pruner's steps", state["steps"], 0)
+        beta, masks = self._beta(state["epoch"]), self._saved_masks(state["masks"])
+        devices = {stored_weight(self._layers[names[0]]).device for names in self._by_device()}
+        generators = {device: _stream(state["generators"], device, "random stream") for device in devices}
+        before = {device: _stream(state.get("before", {}), device, "") for device in devices}
+        for name, masked in self.masks.items():  # from here on nothing is refused
+            masked.mask.copy_(masks[name])
+        self.seed, self.steps, self.epoch, self.beta = seed, steps, state["epoch"], beta
         self._generators = {}
-        for names in self._by_device():
-            device = stored_weight(self._layers[names[0]]).device
-            if (saved := _stream(state["generators"], device)) is not None:
-                self._generator(device).set_state(saved.cpu())
-        self.set_epoch(state["epoch"])
+        self._before = {device: saved for device, saved in before.items() if saved is not None}
+        for device, saved in generators.items():
+            if saved is not None:
+                self._generator(device).set_state(saved)
+
+    def _saved_masks(self, saved: Any) -> dict[str, Tensor]:
+        if not isinstance(saved, Mapping) or set(saved) != set(self.masks):
+            given = set(saved) if isinstance(saved, Mapping) else set()
+            other = ", ".join(sorted(map(str, given ^ set(self.masks))))
+            raise UserError(f"the saved pruner has other layers than this one: {other}")
+        for name, masked in self.masks.items():
+            bits = saved[name]
+            if not isinstance(bits, Tensor) or bits.dtype != torch.uint8 or bits.dim() != 1:
+                raise UserError(f"the saved mask of layer {name!r} is none")
+            if bits.numel() != (masked.mask.numel() + 7) // 8:
+                raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
+        return {name: unpack(saved[name], masked.mask.shape) for name, masked in self.masks.items()}
 
 
-def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that."""
-    alike = [state for name, state in generators.items() if torch.device(name).type == device.type]
-    return generators.get(str(device), alike[0] if len(alike) == 1 else None)
+def _stream(saved: Any, device: torch.device, needed: str) -> Tensor | None:
+    """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that.
+
+    None where the model was on another kind of device; where it was on none, that is refused if it is ``needed``.
+    """
+    try:
+        streams = {torch.device(name): state for name, state in saved.items()}
+        alike = [state for other, state in streams.items() if other.type == device.type]
+        found = streams.get(device, alike[0] if len(alike) == 1 else None)
+        if found is not None:
+            found = found.cpu()
+            torch.Generator(device).set_state(found)
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(f"the saved pruner's random stream is damaged: {first_line(error)}") from None
+    if needed and not streams:
+        raise UserError(f"the saved pruner's state lacks its {needed}")
+    return found

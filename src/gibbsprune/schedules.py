@@ -13,6 +13,13 @@ from dataclasses import dataclass
 from .checks import bad, check_whole
 from .errors import UserError
 
+ANNEALED = 0.64  # the share of training over which β rises, then it is held (128 of 200 epochs)
+
+
+def annealed(epochs: int) -> int:
+    """The epochs of a training over which β rises by default."""
+    return max(1, round(ANNEALED * epochs))
+
 
 @dataclass(frozen=True)
 class Schedule(ABC):

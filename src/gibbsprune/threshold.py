@@ -217,6 +217,10 @@ class Segments:
             return self._selected(values)
         return self._radix(values) if in_triton(values) else self._sorted(values)
 
+    def on_threshold(self, values: Tensor) -> Tensor:
+        """Which values are exactly Q."""
+        return values == self.spread(self.thresholds(values))
+
     def _selection(self, name: str, ranks: Callable[[], list[int]], device: torch.device) -> Selection:
         """A radix selection, with its work space made once, as a captured CUDA graph needs it."""
         from .threshold_triton import Selection

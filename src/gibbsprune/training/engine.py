@@ -23,11 +23,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
 from ..lanes import Lanes
-from ..law import Law, Site
+from ..law import Law
 from ..masking import Masked, attach, stored_weight
 from ..recalibration import recalibrate
 from ..samplers import stream
-from ..threshold import mean_squares, quantile
 from .batches import Batches
 from .capture import Step, compiled
 from .finished import Finished
@@ -215,10 +214,9 @@ class Engine:
         """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
         masks, weights = self.limits(), self.weights()
         for rule, places in self.rules:
-            if self.specs[self.sites[places[0]][1]].how.ends_with == "drawn":
-                drawn = rule.draw([weights[i] for i in places], self.betas, self.mask_streams)
-                for i, mask in zip(places, drawn):
-                    masks[i] = _settle(self.sites[i][2], weights[i], mask, masks[i])
+            if isinstance(rule, Law):
+                for i, mask in zip(places, rule.final([weights[i] for i in places], self.betas, self.mask_streams)):
+                    masks[i] = mask
         return masks
 
     @torch.no_grad()
@@ -397,13 +395,6 @@ class _Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x)
-
-
-def _settle(site: Site, weight: Tensor, mask: Tensor, converged: Tensor) -> Tensor:
-    """The drawn mask, but for neighbourhoods exactly on Q by a tie of floats, which no field decides."""
-    means = mean_squares(weight, site.structure)
-    ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
-    return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
 
 
 def cloned(state: Any) -> Any:

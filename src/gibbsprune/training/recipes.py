@@ -28,6 +28,7 @@ from ..checks import (
     wholes,
 )
 from ..errors import UserError
+from ..schedules import annealed
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ PAPER = Recipe(
     bn_momentum=0.01,
     bn_eps=1e-3,
     standardise="global",
-    anneal_epochs=128,
+    anneal_epochs=annealed(200),
 )
 
 MODERN = Recipe(
@@ -188,7 +189,7 @@ MODERN = Recipe(
     weight_decay=1e-4,
     lr_schedule="cosine",
     warmup_epochs=1,
-    anneal_epochs=128,
+    anneal_epochs=annealed(200),
 )
 
 # Learning rate and batch were chosen on images held out of the training set.
@@ -204,7 +205,7 @@ DIGITS = Recipe(
     standardise="global",
     shift=1,
     flip=False,
-    anneal_epochs=16,
+    anneal_epochs=annealed(25),
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS)}

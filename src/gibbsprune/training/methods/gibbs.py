@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...hamiltonians import Binary, Hamiltonian, Quadratic, as_hamiltonian
+from ...hamiltonians import Hamiltonian, Quadratic, as_hamiltonian
 from ...law import Law, Site
-from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule
+from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...structures import as_structure
 from .method import Method
 
@@ -31,19 +31,17 @@ class Gibbs(Method):
 
 
 def hamiltonian(spec: RunSpec) -> Hamiltonian:
-    """The spec's Hamiltonian; the binary one takes β as the distance from N ln 2: all layers switch together."""
+    """The spec's Hamiltonian, with its coupling."""
     if spec.hamiltonian == "quadratic":
         return Quadratic(spec.coupling)
-    if spec.hamiltonian == "binary":
-        return Binary("offset")
     return as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
 
 
 def schedule(spec: RunSpec, sizes: Sequence[int]) -> Schedule:
     """β over unstretched epochs: the recipe's, and where it is silent the Hamiltonian's own."""
-    recipe = spec.recipe
-    epochs = recipe.anneal_epochs or max(1, round(0.64 * recipe.epochs))
-    default = hamiltonian(spec).default_schedule(epochs, sizes)
+    recipe, law = spec.recipe, hamiltonian(spec)
+    epochs = recipe.anneal_epochs or annealed(recipe.epochs)
+    default = law.default_schedule(epochs, sizes)
     if recipe.anneal is None and recipe.beta_start is None and recipe.beta_end is None:
         return default
     start = recipe.beta_start if recipe.beta_start is not None else default(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...checks import number
+from ...schedules import ANNEALED
 from .magnitude import largest
 from .method import Method, Setting
 
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
 class Gradual(Method):
     name = "gradual"
     about = "magnitude pruning on a cubic schedule while training (Zhu & Gupta)"
-    settings = {"until": Setting(number(0, 1, above=True), "gradual: share of training after which the sparsity is "
-                                 "reached (0.64)", lambda spec: 0.64, "u")}  # fmt: skip
+    settings = {
+        "until": Setting(
+            number(0, 1, above=True),
+            f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
+            lambda spec: ANNEALED,
+            "u",
+        )
+    }
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))

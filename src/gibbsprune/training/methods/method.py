@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...checks import Parser
 from ...law import Site
+from ...structures import PRUNABLE, as_structure
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -60,6 +61,8 @@ class Method:
     about: ClassVar[str]
     structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
     settings: ClassVar[dict[str, Setting]] = {}
+    #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
+    layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
     #: The final mask: the one the layers hold, the converged mask x_cvg of the weights, or one more draw of the rule.
     ends_with: ClassVar[Literal["held", "converged", "drawn"]] = "held"
     #: Names of the states of the network that are put aside on the way, and kept with the finished run.
@@ -82,8 +85,6 @@ class Method:
 
     def structure_of(self, spec: RunSpec, layer: nn.Module) -> Any:
         """How a layer is cut into neighbourhoods."""
-        from ...structures import as_structure
-
         return as_structure(spec.structure, layer)
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:

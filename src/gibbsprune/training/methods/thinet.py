@@ -34,6 +34,7 @@ class ThiNet(AfterTraining):
     name = "thinet"
     about = "train, remove the input channels that change each layer's output least, fine-tune (Luo et al.)"
     structures = ("filter",)
+    layers = (nn.Conv2d,)
     settings = {
         "tune_epochs": Setting(whole(0), "epochs of fine-tuning (0.4 of training)",
                                lambda spec: max(1, round(0.4 * spec.recipe.epochs)), "n"),
