@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gibbsprune as gp
 from gibbsprune import UserError
 from gibbsprune.budgets import ALLOCATIONS, Budget, Share, erdos_renyi, sparsity_keeping
 from gibbsprune.threshold import kept_count
@@ -106,10 +107,11 @@ def test_floors_and_multiples(allocation: str) -> None:
     assert all(keep >= 0.25 * layer.count for keep, layer in zip(floored, layers))
 
 
-def test_a_target_on_the_way_takes_the_place_of_the_budgets_own() -> None:
-    budget, values = Budget(0.95, allocation="global"), squares(weights())
-    assert sum(budget.keeps(single(), values, 0.5)) == pytest.approx(0.5 * sum(s.count for s in single()), abs=1)
-    assert budget.keeps(single(), values, 0.0) == [layer.count for layer in single()]
+def test_a_budget_that_rises() -> None:
+    budget, values = Budget(gp.LinearSchedule(0.0, 0.8, epochs=10), allocation="global"), squares(weights())
+    total = sum(layer.count for layer in single())
+    for epoch, target in ((0, 0.0), (5, 0.4), (10, 0.8), (math.inf, 0.8)):
+        assert sum(budget.keeps(single(), values, epoch)) == pytest.approx((1 - target) * total, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, number
+from .schedules import Schedule
 from .threshold import kept_count
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
@@ -43,18 +44,18 @@ class Budget:
     """How much is removed from all pruned layers together, and from which.
 
     Args:
-        weights: the fraction of their weights that is removed; the default, 0.9, unless ``macs`` is given.
-        macs: instead, the fraction of their multiply-adds.
+        weights: the fraction of their weights that is removed, or a schedule of it; 0.9 unless ``macs`` is given.
+        macs: instead, the fraction of their multiply-adds, or a schedule of it.
         allocation: "uniform", "global", "lamp" or "erk".
         floor: the least share of a layer's neighbourhoods that stays; at least one always does.
         round_to: kept neighbourhoods of a layer are a multiple of this (filters in eights, as hardware likes them).
 
-    >>> Budget(0.95, allocation="lamp").target
+    >>> Budget(0.95, allocation="lamp").target()
     0.95
     """
 
-    weights: float | None = None
-    macs: float | None = None
+    weights: float | Schedule | None = None
+    macs: float | Schedule | None = None
     allocation: str = "global"
     floor: float = 0.0
     round_to: int = 1
@@ -62,27 +63,25 @@ class Budget:
     def __post_init__(self) -> None:
         if self.weights is not None and self.macs is not None:
             raise bad("macs", self.macs, f"None beside weights={self.weights!r}: a budget has one measure")
-        check_sparsity(self.target)
+        check_sparsity(self.target())
         check_one_of("allocation", self.allocation, ALLOCATIONS)
         check_number("floor", self.floor, number(0, 1))
         check_whole("round_to", self.round_to)
 
-    @property
-    def target(self) -> float:
-        """The fraction removed, of whichever measure."""
-        if self.macs is not None:
-            return self.macs
-        return 0.9 if self.weights is None else self.weights
+    def target(self, epoch: float = math.inf) -> float:
+        """The fraction removed at an epoch, by default in the end."""
+        given = self.macs if self.macs is not None else 0.9 if self.weights is None else self.weights
+        return given(epoch) if isinstance(given, Schedule) else given
 
-    def keeps(self, layers: Sequence[Share], means: Sequence[Tensor], target: float | None = None) -> list[int]:
+    def keeps(self, layers: Sequence[Share], means: Sequence[Tensor], epoch: float = math.inf) -> list[int]:
         """How many neighbourhoods each layer keeps.
 
         Args:
             layers: what is pruned.
             means: w̄² of each layer's neighbourhoods.
-            target: another fraction than the budget's own, on the way to it.
+            epoch: when; by default in the end.
         """
-        removed = self.target if target is None else check_sparsity(target)
+        removed = check_sparsity(self.target(epoch))
         least = [max(1, math.ceil(self.floor * layer.count)) for layer in layers]
         if removed == 0:
             return [layer.count for layer in layers]

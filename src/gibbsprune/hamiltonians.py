@@ -48,6 +48,10 @@ class Hamiltonian(ABC):
         """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
         return None
 
+    def slope(self, squares: Tensor) -> Tensor:
+        """−w ∂b/∂w at a constant Q, elementwise: by how much a larger weight lowers its own field."""
+        return 2 * squares
+
     def strength(self, size: int) -> float:
         """The coupling of a pair in a neighbourhood of ``size``."""
         return self.coupling
@@ -104,6 +108,9 @@ class Linear(Hamiltonian):
             return threshold - squares
         return threshold.sqrt() - squares.sqrt()
 
+    def slope(self, squares: Tensor) -> Tensor:
+        return {"sign": torch.zeros_like, "square": super().slope, "abs": torch.sqrt}[self.kind](squares)
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         if self.relative:
             return relative_schedule(epochs)
@@ -129,6 +136,9 @@ class Quadratic(Hamiltonian):
 
     def __post_init__(self) -> None:
         check_number("coupling", self.coupling, number(0, above=True))
+
+    def __repr__(self) -> str:
+        return f"Quadratic(coupling={self.coupling!r}{', relative=True' if self.relative else ''})"
 
     def unit(self, threshold: Tensor, size: int) -> Tensor | None:
         return threshold * size if self.relative else None

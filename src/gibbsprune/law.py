@@ -159,6 +159,16 @@ class Law:
         ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
 
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
+        """w ∂P/∂w of every weight, P the probability of keeping it: what the gradient "law" has beyond the mask.
+
+        With the field h = βb of a spin by itself P = σ(−2h), so that it is P(1 − P)·2β·(−w ∂b/∂w).
+        """
+        pulls: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            group.scatter(group.pull(weights, betas), pulls)
+        return pulls
+
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
         return self._each(weights, lambda group, means: group.segments.converged(means))
@@ -236,9 +246,7 @@ class _Group:
             field = self._binary_field(means, betas, streams, draws)
             return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(device)].clamp(max=GREATEST).to(means.dtype)
-        unit = self.hamiltonian.unit(threshold, self.size)
-        scale = beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)  # of the field
+        beta, scale = self._scales(betas, threshold)
         if self.kind and draws == 1 and (triton := kernel("independent", means)):
             pieces = self.segments.pieces(device, self.size)
             each = Source(streams, self.run_sites, self.size, device)
@@ -246,8 +254,8 @@ class _Group:
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
             alone = len(self.runs) == 1
+            scale = beta[:1] if alone and scale is beta else self.segments.spread(scale)
             beta = beta[:1] if alone else self.segments.spread(beta)
-            scale = beta if unit is None else self.segments.spread(scale)
         columns = (squares, means[:, None], threshold[:, None], scale[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
@@ -257,6 +265,21 @@ class _Group:
                 some = [c[part] if len(c) > 1 else c for c in columns]
                 mask[part] = self._draw_rows(some, source.narrow(part.stop - part.start, run), sweeps)
         return mask
+
+    def _scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """β of every site, and what its field is multiplied by: β in the field's own unit."""
+        beta = betas[self.site_run(threshold.device)].clamp(max=GREATEST).to(threshold.dtype)
+        unit = self.hamiltonian.unit(threshold, self.size)
+        return beta, beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)
+
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> Tensor:
+        """w ∂P/∂w of all rows, whose spins are independent."""
+        squares = self.squares(weights)
+        threshold = self.segments.thresholds(self.means(squares))
+        scale = self.segments.spread(self._scales(betas, threshold)[1])[:, None]
+        field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
+        keep = (-2 * field).sigmoid_()
+        return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
 
     def _parts(self, run: int, rows: int) -> list[slice]:
         """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
