@@ -25,6 +25,7 @@ ORDER = [
     "holding",
     "selection",
     "summary",
+    "saving",
     "pruner",
 ]
 FILES = [
@@ -83,8 +84,8 @@ def test_the_core_needs_torch_and_numpy_only(path):
     allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
     standard = {
         "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
-        "fractions", "functools", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets", "types",
-        "typing", "warnings",
+        "fractions", "functools", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets",
+        "threading", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 

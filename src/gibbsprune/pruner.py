@@ -17,13 +17,13 @@ from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .law import Law, Site, layer_site
-from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
+from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight
 from .samplers import SWEEPS, stream
+from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select, targets
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
-from .text import first_line
 from .threshold import kept_count
 
 
@@ -306,54 +306,12 @@ class GibbsPruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
-        version = state.get("version") if isinstance(state, Mapping) else None
-        if version != 1:
-            raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
-        if lacking := [key for key in ("seed", "epoch", "steps", "generators", "masks") if key not in state]:
-            raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
-        seed = check_whole("the saved pruner's seed", state["seed"], None)
-        steps = check_whole("the saved pruner's steps", state["steps"], 0)
-        beta, masks = self._beta(state["epoch"]), self._saved_masks(state["masks"])
         devices = {stored_weight(self._layers[names[0]]).device for names in self._by_device()}
-        generators = {device: _stream(state["generators"], device, "random stream") for device in devices}
-        before = {device: _stream(state.get("before", {}), device, "") for device in devices}
+        saved = read_state(state, {name: masked.mask for name, masked in self.masks.items()}, devices)
+        beta = self._beta(saved.epoch)
         for name, masked in self.masks.items():  # from here on nothing is refused
-            masked.mask.copy_(masks[name])
-        self.seed, self.steps, self.epoch, self.beta = seed, steps, state["epoch"], beta
-        self._generators = {}
-        self._before = {device: saved for device, saved in before.items() if saved is not None}
-        for device, saved in generators.items():
-            if saved is not None:
-                self._generator(device).set_state(saved)
-
-    def _saved_masks(self, saved: Any) -> dict[str, Tensor]:
-        if not isinstance(saved, Mapping) or set(saved) != set(self.masks):
-            given = set(saved) if isinstance(saved, Mapping) else set()
-            other = ", ".join(sorted(map(str, given ^ set(self.masks))))
-            raise UserError(f"the saved pruner has other layers than this one: {other}")
-        for name, masked in self.masks.items():
-            bits = saved[name]
-            if not isinstance(bits, Tensor) or bits.dtype != torch.uint8 or bits.dim() != 1:
-                raise UserError(f"the saved mask of layer {name!r} is none")
-            if bits.numel() != (masked.mask.numel() + 7) // 8:
-                raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
-        return {name: unpack(saved[name], masked.mask.shape) for name, masked in self.masks.items()}
-
-
-def _stream(saved: Any, device: torch.device, needed: str) -> Tensor | None:
-    """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that.
-
-    None where the model was on another kind of device; where it was on none, that is refused if it is ``needed``.
-    """
-    try:
-        streams = {torch.device(name): state for name, state in saved.items()}
-        alike = [state for other, state in streams.items() if other.type == device.type]
-        found = streams.get(device, alike[0] if len(alike) == 1 else None)
-        if found is not None:
-            found = found.cpu()
-            torch.Generator(device).set_state(found)
-    except (AttributeError, TypeError, RuntimeError) as error:
-        raise UserError(f"the saved pruner's random stream is damaged: {first_line(error)}") from None
-    if needed and not streams:
-        raise UserError(f"the saved pruner's state lacks its {needed}")
-    return found
+            masked.mask.copy_(saved.masks[name])
+        self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
+        self._generators, self._before = {}, saved.before
+        for device, stream_state in saved.generators.items():
+            self._generator(device).set_state(stream_state)
