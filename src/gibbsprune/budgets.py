@@ -16,14 +16,19 @@ A cost is a number of weights, n, or of multiply-adds, n times the places at whi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, number
+from .errors import UserError
 from .schedules import Schedule
+from .selection import Sparsity, targets
+from .structures import Structure, as_structure
 from .threshold import kept_count
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
@@ -144,3 +149,81 @@ def erdos_renyi(layers: Sequence[Share], removed: float) -> list[float]:
 def sparsity_keeping(keep: int, count: int) -> float:
     """A sparsity at which the converged mask keeps ``keep`` of ``count``, and which puts none exactly on Q."""
     return 0.0 if keep == count else (count - 1 - keep + 0.5) / (count - 1)
+
+
+class Targets:
+    """The sparsity of each layer at an epoch, from whatever was given for it.
+
+    Args:
+        sparsity: a number, a mapping or function from layer name, a :class:`Schedule` or a :class:`Budget`.
+        shares: the layers by name, as a budget knows them.
+    """
+
+    def __init__(self, sparsity: Sparsity | Schedule | Budget, shares: Mapping[str, Share]) -> None:
+        self.given, self.shares = sparsity, dict(shares)
+        self.rises = isinstance(sparsity, Schedule)
+        self.shared = isinstance(sparsity, Budget)
+
+    def at(self, epoch: float, means: Callable[[], Sequence[Tensor]]) -> dict[str, float]:
+        """By layer name; ``means`` gives the w̄² of the layers' neighbourhoods, which only a budget asks for."""
+        given, names = self.given, list(self.shares)
+        if isinstance(given, Schedule):
+            return dict.fromkeys(names, check_sparsity(given(epoch)))
+        if not isinstance(given, Budget):
+            return targets(given, names)
+        keeps = given.keeps(list(self.shares.values()), means(), epoch)
+        return {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+
+
+def shares_of(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    structure: Structure,
+    sparsity: Any,
+    example_inputs: Any = None,
+) -> dict[str, Share]:
+    """The layers as a budget knows them.
+
+    Args:
+        model: the network.
+        layers: what is pruned of it, by name.
+        structure: how it is cut.
+        sparsity: what was given for it; a budget of multiply-adds needs ``example_inputs``.
+        example_inputs: a tensor or a tuple of the model's inputs.
+    """
+    uses = dict.fromkeys(layers, 1.0)
+    if isinstance(sparsity, Budget) and sparsity.macs is not None:
+        if example_inputs is None:
+            raise bad("example_inputs", None, "a tensor or a tuple of inputs, with a budget of multiply-adds")
+        uses = places(model, layers, example_inputs)
+    shares = {}
+    for name, module in layers.items():
+        kind, shape = as_structure(structure, module), tuple(module.weight.shape)  # type: ignore[arg-type]
+        size = kind.size(shape)
+        shares[name] = Share(shape, kind.count(shape), size, size * uses[name])
+    return shares
+
+
+@torch.no_grad()
+def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any) -> dict[str, float]:
+    """At how many places each layer's weight is used for one example: the outputs it makes per filter."""
+    rows = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    found = dict.fromkeys(layers, 0.0)
+    handles, modes = [], [(module, module.training) for module in model.modules()]
+    for name, module in layers.items():
+        filters: Any = getattr(module, "out_channels", None) or getattr(module, "out_features", 1)
+
+        def count(_: nn.Module, __: Any, out: Tensor, name: str = name, filters: Any = filters) -> None:
+            found[name] += out.numel() / filters / len(rows[0])
+
+        handles.append(module.register_forward_hook(count))
+    try:
+        model.eval()(*rows)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    if unused := [name for name, uses in found.items() if not uses]:
+        raise UserError(f"layer {unused[0]!r} is not used with these example_inputs: exclude it")
+    return found

@@ -109,7 +109,9 @@ class Linear(Hamiltonian):
         return threshold.sqrt() - squares.sqrt()
 
     def slope(self, squares: Tensor) -> Tensor:
-        return {"sign": torch.zeros_like, "square": super().slope, "abs": torch.sqrt}[self.kind](squares)
+        if self.kind == "square":
+            return super().slope(squares)
+        return squares.sqrt() if self.kind == "abs" else torch.zeros_like(squares)
 
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         if self.relative:

@@ -46,6 +46,10 @@ class Site:
     def size(self) -> int:
         return self.structure.size(self.shape)
 
+    def at(self, sparsity: float) -> Site:
+        """The same site at another sparsity, none of its neighbourhoods on Q."""
+        return replace(self, sparsity=off_edge(check_sparsity(sparsity), self.count))
+
     def checked(self) -> Site:
         """The same site with its sampler resolved, or a sentence saying what is wrong."""
         as_hamiltonian(self.hamiltonian, self.structure)
@@ -123,9 +127,7 @@ class Law:
 
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
         """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
-        self.sites = [
-            replace(site, sparsity=off_edge(check_sparsity(p), site.count)) for site, p in zip(self.sites, sparsities)
-        ]
+        self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
         for group in self.groups:
             group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
 

@@ -41,7 +41,8 @@ class Masked(nn.Module):
     def __init__(self, weight: Tensor, gradient: str = "masked") -> None:
         super().__init__()
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
-        more = None if check_one_of("gradient", gradient, GRADIENTS) == "masked" else torch.zeros_like(weight)
+        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
+        more = None if plain else torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("extra", more, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:

@@ -11,20 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
 from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .law import Law, Site, layer_site
-from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight
+from .masking import GRADIENTS, GibbsMasked, attach, burn, check_masked, pack, stored_weight
 from .samplers import SWEEPS, stream
 from .saving import read_state
 from .schedules import Schedule
-from .selection import Selectors, Sparsity, select, targets
+from .selection import Selectors, Sparsity, select
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
-from .threshold import kept_count
+from .threshold import kept_count, mean_squares
 
 
 class GibbsPruner:
@@ -43,7 +44,8 @@ class GibbsPruner:
 
     Args:
         model: any module; its convolutions and Linears are masked in place.
-        sparsity: the fraction to remove, or a mapping or function from layer name.
+        sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
+            ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
             best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
@@ -55,6 +57,9 @@ class GibbsPruner:
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
+        gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
+            (see :mod:`gibbsprune.masking`).
+        example_inputs: a tensor or a tuple of the model's inputs, for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
@@ -62,7 +67,7 @@ class GibbsPruner:
     def __init__(
         self,
         model: nn.Module,
-        sparsity: Sparsity = 0.9,
+        sparsity: Sparsity | Schedule | Budget = 0.9,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
@@ -72,6 +77,8 @@ class GibbsPruner:
         seed: int = 0,
         *,
         epochs: int = 200,
+        gradient: str = "masked",
+        example_inputs: Any = None,
         sweeps: int = SWEEPS,
         check_ranks: int = 100,
     ) -> None:
@@ -83,11 +90,15 @@ class GibbsPruner:
             sweeps,
             check_ranks,
         )
-        kind = as_structure(structure)
+        kind = self._kind = as_structure(structure)
+        self._now: dict[str, float] = {}  # sparsities other than those of the end
+        self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude)
-        self._targets = targets(sparsity, list(self._layers))
+        self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
+        self._targets = self._sparsities(math.inf)
         self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        self._check_gradient(gradient, kind)
         sizes = [math.prod(site.shape) for site in self._sites.values()]
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
@@ -100,15 +111,16 @@ class GibbsPruner:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
-        self.masks: dict[str, GibbsMasked] = {}
         for name, module in self._layers.items():
             site = self._sites[name]
-            self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity)  # type: ignore[arg-type]
+            self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity, gradient)  # type: ignore[arg-type]
         for name, module in self._layers.items():
             attach(module, self.masks[name])
             rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
-        leave_out(model, [f"{n}.parametrizations.weight.0.{b}" for n in self.masks for b in ("mask", "converged")])
+        own = ("mask", "converged", "extra")
+        leave_out(model, [f"{n}.parametrizations.weight.0.{buffer}" for n in self.masks for buffer in own])
         try:
+            self._set_sparsities(self._sparsities(0))
             self._draw()
         except BaseException:  # a device or type that nothing above foresaw: the model is left as it was
             self._take_off()
@@ -120,17 +132,50 @@ class GibbsPruner:
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
+    def _check_gradient(self, gradient: str, kind: Structure) -> None:
+        check_one_of("gradient", gradient, GRADIENTS)
+        alone = all(site.size == 1 and site.sampler == "independent" for site in self._sites.values())
+        if gradient == "law" and not alone:
+            raise bad("gradient", gradient, f"'masked', 'straight-through' with {self.hamiltonian!r} and {kind.name}s")
+        self.gradient = gradient
+
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def set_epoch(self, epoch: float) -> None:
-        """Sets β to the schedule's value for ``epoch``, counted from 0; it may be a fraction.
+    def _sparsities(self, epoch: float) -> dict[str, float]:
+        """The sparsity of each layer at an epoch."""
 
-        When an epoch begins, the masks that are there for its first step are drawn again at its own β, from the same
-        random numbers.
+        def means() -> list[Tensor]:
+            of = stored_weight if self.masks else lambda module: module.weight
+            return [mean_squares(whole(of(m)), as_structure(self._kind, m)) for m in self._layers.values()]
+
+        return self._plan.at(epoch, means)
+
+    def _set_sparsities(self, sparsities: Mapping[str, float]) -> bool:
+        """Gives layers and laws other sparsities; whether any is another one."""
+        changed = {name: p for name, p in sparsities.items() if p != self._now.get(name, self._targets[name])}
+        if not changed:
+            return False
+        self._now = dict(sparsities)
+        for name in changed:
+            site = self._sites[name] = self._sites[name].at(sparsities[name])
+            self.masks[name].sparsity = site.sparsity
+            self.masks[name].seen.fill_(-1)  # x_cvg is another one
+        for names, law in self._laws.items():
+            law.set_sparsities([sparsities[name] for name in names])
+        return True
+
+    def set_epoch(self, epoch: float) -> None:
+        """Sets β and a sparsity that rises to their values for ``epoch``, counted from 0; it may be a fraction.
+
+        When an epoch begins, a budget is shared out anew, and the masks that are there for its first step are drawn
+        again at its own β and sparsity, from the same random numbers.
         """
         beta, before = self._beta(epoch), self.beta
         self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
-        if beta != before and self._before and not self.finalized and self.epoch == int(self.epoch):
+        begins, changed = self.epoch == int(self.epoch), False
+        if not self.finalized and (self._plan.rises or (begins and self._plan.shared)):
+            changed = self._set_sparsities(self._sparsities(self.epoch))
+        if (changed or beta != before) and self._before and not self.finalized and begins:
             self._draw(again=True)
 
     def _beta(self, epoch: float) -> float:
@@ -169,6 +214,7 @@ class GibbsPruner:
         for names in self._by_device():
             masks = self._sample(names, self._law(names).draw, again)
             torch._foreach_copy_([self.masks[name].mask for name in names], masks)
+            self._fill_gradients(names)
 
     def _sample(self, names: tuple[str, ...], draw: Callable[..., list[Tensor]], again: bool) -> list[Tensor]:
         """Masks by one of the law's ways of drawing them; ``again`` from the random numbers of the draw before."""
@@ -183,6 +229,20 @@ class GibbsPruner:
         betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
         return draw(weights, betas, [generator], self.sweeps)
 
+    def _fill_gradients(self, names: tuple[str, ...]) -> None:
+        """What the gradient is multiplied by beyond the mask."""
+        if self.gradient == "masked":
+            return
+        layers = [self.masks[name] for name in names]
+        if self.gradient == "straight-through" or self.beta == math.inf:
+            factor = 1.0 if self.gradient == "straight-through" else 0.0
+            more = [~layer.mask * factor for layer in layers]
+        else:
+            weights = self._weights(names)
+            betas = torch.full((1,), self.beta, dtype=torch.float64, device=layers[0].mask.device)
+            more = self._law(names).pull(weights, betas)
+        torch._foreach_copy_([layer.extra for layer in layers if layer.extra is not None], more)
+
     def _weights(self, names: tuple[str, ...]) -> Whole:
         return Whole(stored_weight(self._layers[name]) for name in names)
 
@@ -190,7 +250,7 @@ class GibbsPruner:
         """Layers that are really pruned, together where their weights are on the same device."""
         groups: dict[torch.device, list[str]] = {}
         for name, module in self._layers.items():
-            if self._targets[name]:
+            if self._targets[name] or self._plan.shared:
                 groups.setdefault(stored_weight(module).device, []).append(name)
         return [tuple(names) for names in groups.values()]
 
@@ -301,6 +361,7 @@ class GibbsPruner:
             "generators": {str(device): g.get_state() for device, g in self._generators.items()},
             "before": {str(device): state for device, state in self._before.items()},
             "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
+            "sparsities": dict(self._now),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Schedules: pure functions from the epoch to β or to a sparsity, held after their last epoch (Section III-A and III-E).
+"""Schedules: pure functions from the epoch to β or a sparsity, held after their last epoch (Section III-A and III-E).
 
 ``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs. Unstretched ones also take
 fractions: ``set_epoch(step / steps_per_epoch)`` anneals from step to step.
@@ -86,7 +86,7 @@ class LinearSchedule(_Ramp):
 
 @dataclass(frozen=True)
 class CubicSchedule(_Ramp):
-    """s(n) = end + (start − end) · (1 − n / epochs)³: fast at first, as gradual pruning raises its sparsity (Zhu & Gupta).
+    """s(n) = end + (start − end) · (1 − n / epochs)³: how gradual pruning raises its sparsity (Zhu & Gupta 2017).
 
     >>> [round(CubicSchedule(0.0, 0.8, epochs=2)(n), 6) for n in range(4)]
     [0.0, 0.7, 0.8, 0.8]
