@@ -69,9 +69,9 @@ def refusals(ranks):
         if name == "weights":
             engine.optimizer.values[0] += 1e-6 * ranks.rank
         elif name == "masks":
-            engine.held[0][0, ranks.rank] ^= True
+            engine.masks.held[0][0, ranks.rank] ^= True
         else:
-            engine.mask_streams[0].manual_seed(ranks.rank)
+            engine.masks.streams[0].manual_seed(ranks.rank)
         try:
             fleet.train_epoch()
         except UserError as error:

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,31 @@ def test_the_page_has_the_same_order():
 def test_no_file_of_the_core_is_long():
     for path in FILES:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path.name
+
+
+def test_importing_the_package_loads_no_training():
+    script = "import sys, gibbsprune; print([name for name in sys.modules if name.startswith('gibbsprune.training')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+TRAINING = [path for path in sorted((PACKAGE / "training").rglob("*.py")) if path.name != "__init__.py"]
+
+
+def test_imports_of_training_go_one_way():
+    """When modules are loaded; what is for types only, or is loaded where it is used, does not count."""
+    needs = {}
+    for path in TRAINING:
+        here = ["gibbsprune", *path.relative_to(PACKAGE).with_suffix("").parts]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+        bases = [(".".join(here[: len(here) - node.level]), node) for node in froms]
+        names = {f"{base}.{node.module}" if node.module else base for base, node in bases}
+        names |= {
+            ".".join(filter(None, [base, node.module, alias.name])) for base, node in bases for alias in node.names
+        }
+        needs[".".join(here)] = names
+    done: set[str] = set()
+    while ready := [name for name in needs if name not in done and not needs[name] & (needs.keys() - done)]:
+        done |= set(ready)
+    assert not needs.keys() - done, "these import each other"

@@ -132,7 +132,7 @@ def test_the_last_phases_take_the_sources_place():
 )
 def test_the_mask_at_the_end_keeps_the_largest(method, structure, sparsity, stay):
     run = replica(method, structure, ORDERED if structure == "weight" else SHAPED, sparsity=sparsity)
-    (mask,) = run.engine.final_masks()
+    (mask,) = run.engine.masks.final()
     assert mask.flatten().nonzero().flatten().tolist() == stay
 
 

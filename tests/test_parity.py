@@ -61,7 +61,7 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, digits):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y[:, 0]).backward()
             optimizer.step()
-            trained = engine.run_state(0)
+            trained = engine.network.run_state(0)
             for name, value in model.state_dict().items():
                 if "mask" not in name and "num_batches" not in name:
                     plain = name.replace("parametrizations.weight.original", "weight")

@@ -124,19 +124,19 @@ class Fleet:
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
-        converged, final = engine.limits(), engine.final_masks()
-        agreement = engine.agreement(final, converged)
+        converged, final = engine.masks.limits(), engine.masks.final()
+        agreement = engine.masks.agreement(final, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
-        kept = {name: tensor.clone() for name, tensor in engine.buffers().items()}
+        kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
         streams = [g.get_state() for g in engine.data_streams]
         engine.recalibrate()
         again = engine.evaluate(final)
-        for name, buffer in engine.buffers().items():
+        for name, buffer in engine.network.buffers().items():
             buffer.copy_(kept[name])
         for generator, state in zip(engine.data_streams, streams):
             generator.set_state(state)
         masks: list[dict[str, Tensor]] = [{} for _ in range(engine.runs)]
-        for (name, k, _), mask in zip(engine.sites, final):
+        for (name, k, _), mask in zip(engine.network.sites, final):
             masks[k][name] = mask.clone()
         results = [
             {
@@ -155,29 +155,35 @@ class Fleet:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""
         engine, i = self.home[k]
         if self.final is not None:
-            return engine.extract(i, self.arrays, self.final[k])
-        masks = {name: mask for (name, run, _), mask in zip(engine.sites, engine.limits()) if run == i}
-        return engine.extract(i, self.arrays, masks)
+            return engine.network.extract(i, self.arrays, self.final[k])
+        masks = {name: mask for (name, run, _), mask in zip(engine.network.sites, engine.masks.limits()) if run == i}
+        return engine.network.extract(i, self.arrays, masks)
 
     def masks(self, k: int) -> dict[str, Tensor]:
         """Run k's current masks by layer name."""
         engine, i = self.home[k]
-        return {name: view.clone() for (name, run, _), view in zip(engine.sites, engine.mask_views()) if run == i}
+        return {
+            name: view.clone()
+            for (name, run, _), view in zip(engine.network.sites, engine.network.mask_views())
+            if run == i
+        }
 
     def finished(self, k: int) -> Finished:
         """Run k as others may start from it."""
         engine, i = self.home[k]
         masks = self.final[k] if self.final is not None else {}
-        kept = {name: value.cpu() for name, value in engine.saved[i].items()}
+        kept = {name: value.cpu() for name, value in engine.replicas[i].saved.items()}
         return Finished(self.specs[k], self.model(k).state_dict(), masks, kept)
 
     def plan(self) -> list[dict[str, Any]]:
         """What will be pruned: the layers of every run, those of a run that prunes nothing left out."""
         rows = []
         for spec, (engine, i) in zip(self.specs, self.home.values()):
-            for name, site in engine.names[i].items():
+            for name, site in engine.network.names[i].items():
                 kind = (
-                    type(engine.model.get_submodule(name)).__name__.removeprefix("Parametrized").removeprefix("Fused")
+                    type(engine.network.model.get_submodule(name))
+                    .__name__.removeprefix("Parametrized")
+                    .removeprefix("Fused")
                 )
                 kept = kept_count(site.sparsity, site.count)
                 rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
@@ -187,7 +193,7 @@ class Fleet:
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
         saved, final = cloned(self.state_dict()), self.final
-        masks = [cloned(engine.masks) for engine in self.engines]
+        masks = [cloned(engine.network.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
@@ -204,7 +210,7 @@ class Fleet:
         self.final = final
         for engine, before in zip(self.engines, masks):
             for name, mask in before.items():
-                engine.masks[name].copy_(mask)
+                engine.network.masks[name].copy_(mask)
         return seconds
 
     @property
@@ -212,7 +218,7 @@ class Fleet:
         """What of the way of computing may change the last digits: precision, compilation, chosen kernels."""
         first = self.engines[0]
         return {
-            "precision": str(first.dtype).removeprefix("torch."),
+            "precision": str(first.network.dtype).removeprefix("torch."),
             "compiled": first.compiled,
             "autotune": self.autotune,
         }
@@ -242,9 +248,9 @@ class Fleet:
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
-    total = sum(p.numel() for p in engine.model.parameters()) // engine.runs
+    total = sum(p.numel() for p in engine.network.model.parameters()) // engine.runs
     layers: list[dict[str, Any]] = []
-    for name, site in engine.names[k].items():
+    for name, site in engine.network.names[k].items():
         weights, kept = masks[name].numel(), int(masks[name].sum())
         layers.append({"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights,
                        "neighbourhoods": site.count, "target": engine.specs[k].sparsity})  # fmt: skip
