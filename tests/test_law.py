@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import gibbsprune as gp
 from gibbsprune import law as law_module
 from gibbsprune.hamiltonians import as_hamiltonian
-from gibbsprune.law import Law, Site, independent_kind, off_edge
+from gibbsprune.law import Law, independent_kind
+from gibbsprune.site import Site, off_edge
 from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count, position
 

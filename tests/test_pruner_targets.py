@@ -87,14 +87,13 @@ def test_a_budget_is_kept_by_all_layers_together(allocation: str) -> None:
     train(model, pruner, 6)
     pruner.finalize("converged")
     layers = pruner.summary().layers
-    zeros = sum(layer.achieved * layer.count * layer.size for layer in layers)
-    total = sum(layer.count * layer.size for layer in layers)
-    assert zeros / total == pytest.approx(0.9, abs=0.01)
+    zeros = sum(layer.achieved * layer.weights for layer in layers)
+    assert zeros / sum(layer.weights for layer in layers) == pytest.approx(0.9, abs=0.01)
     rates = [layer.achieved for layer in layers]
     if allocation == "uniform":
         assert max(rates) - min(rates) < 0.01
     else:
-        assert max(rates) - min(rates) > 0.05
+        assert max(rates) - min(rates) > 0.02
     if allocation == "global":
         assert rates[0] == min(rates)  # the layer with the large weights
 

@@ -19,8 +19,8 @@ from scipy import special, stats
 import gibbsprune as gp
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import log_p_converged
-from gibbsprune.law import Site
 from gibbsprune.samplers import NAMES, Rows, Source, chromatic, draw, enumeration, exact, independent
+from gibbsprune.site import Site
 from gibbsprune.structures import STRUCTURES
 
 ALPHA = 1e-10

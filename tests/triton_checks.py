@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from scipy import optimize, special, stats
 
 import gibbsprune as gp
-from gibbsprune.law import Law, Site
+from gibbsprune.law import Law
 from gibbsprune.samplers import SWEEPS, Rows, Source, chromatic
+from gibbsprune.site import Site
 from gibbsprune.threshold import Segments
 
 ALPHA = 1e-6

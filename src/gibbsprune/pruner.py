@@ -17,12 +17,13 @@ from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .law import Law, Site, layer_site
+from .law import Law
 from .masking import GRADIENTS, GibbsMasked, attach, burn, check_masked, pack, stored_weight
 from .samplers import SWEEPS, stream
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
+from .site import Site, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
 from .threshold import kept_count, mean_squares
@@ -155,7 +156,7 @@ class GibbsPruner:
         changed = {name: p for name, p in sparsities.items() if p != self._now.get(name, self._targets[name])}
         if not changed:
             return False
-        self._now = dict(sparsities)
+        self._now = {} if sparsities == self._targets else dict(sparsities)
         for name in changed:
             site = self._sites[name] = self._sites[name].at(sparsities[name])
             self.masks[name].sparsity = site.sparsity
@@ -373,6 +374,9 @@ class GibbsPruner:
         for name, masked in self.masks.items():  # from here on nothing is refused
             masked.mask.copy_(saved.masks[name])
         self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
+        self._set_sparsities(saved.sparsities or self._targets)
         self._generators, self._before = {}, saved.before
         for device, stream_state in saved.generators.items():
             self._generator(device).set_state(stream_state)
+        for names in self._by_device():
+            self._fill_gradients(names)

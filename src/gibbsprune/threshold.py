@@ -133,7 +133,7 @@ class Segments:
         self._varying: dict[tuple[str, torch.device], Callable[[], Tensor]] = {}
         self._selections: dict[tuple[str, torch.device], tuple[Selection, Callable[[], list[int]]]] = {}
         self.set_sparsities(sparsities)
-        self.fixed = True  # so far
+        self.fixed = not any(self.whole)
 
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
         """Other sparsities from now on; what lies on a device changes in place, as a captured CUDA graph needs it."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..law import Site
 from ..samplers import stream
+from ..site import Site
 from ..structures import check_mask
 from .finished import Finished
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import UserError
-from ..law import Site, layer_site
 from ..selection import select
+from ..site import Site, layer_site
 from ..structures import as_structure
 from .methods.gibbs import hamiltonian
 from .spec import RunSpec

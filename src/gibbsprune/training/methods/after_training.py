@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...checks import number, optional, text
 from ...errors import UserError
-from ...law import Site
+from ...site import Site
 from .method import Method, Phase, Setting, training
 
 if TYPE_CHECKING:

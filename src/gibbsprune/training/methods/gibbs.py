@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...hamiltonians import Hamiltonian, Quadratic, as_hamiltonian
-from ...law import Law, Site
+from ...law import Law
 from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule, annealed
+from ...site import Site
 from ...structures import as_structure
 from .method import Method
 

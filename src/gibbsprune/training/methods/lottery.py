@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...checks import optional, text, whole
 from ...errors import UserError
-from ...law import Site
+from ...site import Site
 from .after_training import AfterTraining, check_recipe
 from .magnitude import largest
 from .method import Phase, Setting, training

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from ...checks import whole
-from ...law import Site
+from ...site import Site
 from ...threshold import keep_largest, kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning

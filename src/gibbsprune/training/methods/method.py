@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checks import Parser
-from ...law import Site
+from ...site import Site
 from ...structures import PRUNABLE, as_structure
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...checks import text
 from ...errors import UserError
-from ...law import Site
+from ...site import Site
 from .method import Method, Setting
 
 if TYPE_CHECKING:

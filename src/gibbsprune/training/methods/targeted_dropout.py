@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...checks import flag, number
 from ...errors import UserError
-from ...law import Site
 from ...samplers import Source
+from ...site import Site
 from ...threshold import Segments, mean_squares
 from .method import Method, Setting
 
