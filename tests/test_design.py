@@ -28,6 +28,7 @@ ORDER = [
     "holding",
     "selection",
     "budgets",
+    "drawing",
     "summary",
     "saving",
     "pruner",

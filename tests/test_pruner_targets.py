@@ -147,7 +147,7 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
             wanted = g
         else:
             leaf = w.double().clone().requires_grad_()
-            q = float(gp.threshold(w, pruner._sites["2"].sparsity))
+            q = float(gp.threshold(w, pruner._drawing.sites["2"].sparsity))
             field = {"square": 1 - leaf**2 / q, "abs": 1 - leaf.abs() / math.sqrt(q), "sign": (q - leaf**2).sign()}[
                 kind
             ]

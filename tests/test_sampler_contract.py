@@ -239,7 +239,7 @@ RELATIVE = [("square", "weight"), ("abs", "weight"), ("sign", "weight"), ("sign"
 
 @pytest.mark.parametrize(("kind", "structure"), RELATIVE)
 def test_relative_laws_against_enumeration_at_any_scale_of_the_weights(kind, structure):
-    """The field in units of Q (√Q, 1) times n and the coupling in units of 1 / n, whatever the weights are multiplied by."""
+    """The field in units of Q (√Q, 1) times n and the coupling of 1 / n, whatever the weights are multiplied by."""
     shape, coupling = SHAPES[structure][0], 0.8
     hamiltonian = gp.Quadratic(coupling, relative=True) if kind == "quadratic" else gp.Linear(kind, relative=True)
     plain = torch.randn(shape, generator=seeded(21), dtype=torch.float64)

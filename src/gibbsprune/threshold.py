@@ -129,6 +129,7 @@ class Segments:
     def __init__(self, lengths: Sequence[int], sparsities: Sequence[float]) -> None:
         self.lengths = list(lengths)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
+        self.whole: list[bool] = []
         self._constants: dict[tuple[str, torch.device], Tensor] = {}
         self._varying: dict[tuple[str, torch.device], Callable[[], Tensor]] = {}
         self._selections: dict[tuple[str, torch.device], tuple[Selection, Callable[[], list[int]]]] = {}
