@@ -233,6 +233,34 @@ def test_auto_draws_from_the_same_law_in_float32(kind, structure):
         check_counts(counts, gibbs(by_hand, beta), f"{kind} {structure} auto beta {beta}")
 
 
+RELATIVE = [("square", "weight"), ("abs", "weight"), ("sign", "weight"), ("sign", "kernel"), ("sign", "filter"),
+            ("quadratic", "kernel"), ("quadratic", "filter")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "structure"), RELATIVE)
+def test_relative_laws_against_enumeration_at_any_scale_of_the_weights(kind, structure):
+    """The field in units of Q (√Q, 1) times n and the coupling of 1 / n, whatever the weights are multiplied by."""
+    shape, coupling = SHAPES[structure][0], 0.8
+    hamiltonian = gp.Quadratic(coupling, relative=True) if kind == "quadratic" else gp.Linear(kind, relative=True)
+    plain = torch.randn(shape, generator=seeded(21), dtype=torch.float64)
+    groups = neighbourhoods(structure, shape)
+    masks = torch.from_numpy(all_masks(math.prod(shape))).reshape(-1, *shape)
+    for scale in (1e-3, 1.0, 30.0):
+        weight = plain * scale
+        q = float(gp.threshold(weight, 0.45, structure))
+        unit = len(groups[0]) * {"abs": math.sqrt(q), "sign": 1.0}.get(kind, q)
+        alone = energies_by_hand(kind, weight, structure, 0.45, 0.0)
+        pairs = energies_by_hand(kind, weight, structure, 0.45, 1.0) - alone
+        by_hand = alone / unit + pairs * coupling / len(groups[0])
+        np.testing.assert_allclose(
+            gp.energy(masks, weight, hamiltonian, structure, 0.45), by_hand, rtol=1e-9, atol=1e-9
+        )
+        for beta in (0.3, 3.0, 30.0):
+            drawn = gp.sample(weight, hamiltonian, structure, 0.45, beta, draws=DRAWS, generator=seeded(22))
+            counts = np.bincount(codes(drawn), minlength=len(masks))
+            check_counts(counts, gibbs(by_hand, beta), f"relative {kind} {structure} scale {scale} beta {beta}")
+
+
 def test_filters_of_a_transposed_convolution():
     structure = gp.Filter(transposed=True, groups=2)  # (inputs, outputs / groups, kernel): 4 outputs of 2 × 1 × 1
     weight = torch.randn(4, 2, 1, generator=seeded(7), dtype=torch.float64) * 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .budgets import Budget
 from .errors import UserError
 from .export import accelerate, compact, export_onnx, export_pt2, load_packed, packed_size, save_packed
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
@@ -11,7 +12,7 @@ from .holding import hold_zeros
 from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
-from .schedules import ConstantSchedule, Join, LinearSchedule, LogSchedule, Schedule
+from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
 from .structures import Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
 
@@ -22,7 +23,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Binary",
+    "Budget",
     "ConstantSchedule",
+    "CubicSchedule",
     "Filter",
     "GibbsPruner",
     "Hamiltonian",

@@ -5,8 +5,9 @@ Spins are x_i = +1 where the mask keeps and −1 where it prunes. Every Hamilton
     H(x) = −c Σ_k Σ_{pairs {i,j} ⊂ N_k} x_i x_j + Σ_i b_i x_i
 
 with a coupling c (0 for the linear ones), each unordered pair counted once, and a field b that depends on the
-weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A new Hamiltonian of this
-form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
+weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A *relative* one measures β in units
+of its own field, so that one schedule suits every layer, network and weight decay (:meth:`Hamiltonian.unit`). A new
+Hamiltonian of this form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ class Hamiltonian(ABC):
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
 
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
+        return None
+
+    def slope(self, squares: Tensor) -> Tensor:
+        """−w ∂b/∂w at a constant Q, elementwise: by how much a larger weight lowers its own field."""
+        return 2 * squares
+
+    def strength(self, size: int) -> float:
+        """The coupling of a pair in a neighbourhood of ``size``."""
+        return self.coupling
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
@@ -56,7 +69,7 @@ class Hamiltonian(ABC):
         total = (field * spins).sum((-2, -1))
         if self.coupling:
             pairs = (spins.sum(-1).square() - spins.shape[-1]) / 2
-            total = total - self.coupling * pairs.sum(-1)
+            total = total - self.strength(spins.shape[-1]) * pairs.sum(-1)
         return total
 
 
@@ -65,15 +78,24 @@ class Linear(Hamiltonian):
     """H(x) = aᵀx with a_i = sgn(Q − w_i²), Q − w_i² or √Q − |w_i| (equations i, ii and iii).
 
     With kernels and filters only ``sign`` is possible, as sgn(Q − w̄_k²) for all of neighbourhood k.
+
+    ``relative`` divides a by Q (``abs``: by √Q; ``sign``: by n): P(keep) = σ(2β(w² − Q)/Q) does not change when all
+    weights are scaled.
     """
 
     kind: str = "square"
+    relative: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("kind", self.kind, ("sign", "square", "abs"))
 
     def __repr__(self) -> str:
-        return f"Linear({self.kind!r})"
+        return f"Linear({self.kind!r}{', relative=True' if self.relative else ''})"
+
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        if not self.relative:
+            return None
+        return {"square": threshold, "abs": threshold.sqrt(), "sign": torch.full_like(threshold, size)}[self.kind]
 
     @property
     def structures(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -86,7 +108,14 @@ class Linear(Hamiltonian):
             return threshold - squares
         return threshold.sqrt() - squares.sqrt()
 
+    def slope(self, squares: Tensor) -> Tensor:
+        if self.kind == "square":
+            return super().slope(squares)
+        return squares.sqrt() if self.kind == "abs" else torch.zeros_like(squares)
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        if self.relative:
+            return relative_schedule(epochs)
         if self.kind == "sign":
             return LogSchedule(0.01, 10.0, epochs)
         if self.kind == "abs":
@@ -96,14 +125,31 @@ class Linear(Hamiltonian):
 
 @dataclass(frozen=True)
 class Quadratic(Hamiltonian):
-    """H(x) = −c Σ_{pairs in a neighbourhood} x_i x_j + Σ (Q − w_i²) x_i (equation for structured pruning)."""
+    """H(x) = −c Σ_{pairs in a neighbourhood} x_i x_j + Σ (Q − w_i²) x_i (equation for structured pruning).
+
+    ``relative`` divides fields by nQ and c by n: where the coupling holds a neighbourhood together, it is kept with
+    probability σ(2β(w̄² − Q)/Q), whatever its size and the weights' scale. It holds from about βc = 3 on: c = 1 then.
+    """
 
     coupling: float = 0.01
+    relative: bool = False
 
     structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_number("coupling", self.coupling, number(0, above=True))
+
+    def __repr__(self) -> str:
+        return f"Quadratic(coupling={self.coupling!r}{', relative=True' if self.relative else ''})"
+
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        return threshold * size if self.relative else None
+
+    def strength(self, size: int) -> float:
+        return self.coupling / size if self.relative else self.coupling
+
+    def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        return relative_schedule(epochs) if self.relative else super().default_schedule(epochs, sizes)
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         return threshold - squares
@@ -142,6 +188,11 @@ class Binary(Hamiltonian):
         if self.relative == "offset":
             return LinearSchedule(-10.0, 20.0, epochs)
         return LinearSchedule(0.0, 1.25 * LN2 * max([*sizes, 1]), epochs)
+
+
+def relative_schedule(epochs: int) -> Schedule:
+    """β of a relative field: from a few undecided weights around Q to none."""
+    return LogSchedule(3.0, 1e4, epochs)
 
 
 def log_p_converged(beta: Tensor, count: Tensor) -> Tensor:
@@ -210,7 +261,10 @@ def energy(
         return differs.double()
     weight = weight.double()
     means = mean_squares(weight, kind)
-    field = chosen.field(kind.rows(weight).square(), means[:, None], quantile(means, sparsity))
+    threshold = quantile(means, sparsity)
+    field = chosen.field(kind.rows(weight).square(), means[:, None], threshold)
+    if (unit := chosen.unit(threshold, field.shape[1])) is not None:
+        field = field / unit
     stack = mask.reshape(-1, *weight.shape)
     spins = torch.stack([kind.rows(m) for m in stack]).double() * 2 - 1
     return chosen.energy(spins, field).reshape(lead)

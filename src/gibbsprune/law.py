@@ -38,6 +38,7 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
 GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
@@ -62,6 +63,12 @@ class Law:
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
         self.groups = [_Group(self.sites, members) for members in ordered]
         self.lanes = Lanes() if lanes else None
+
+    def set_sparsities(self, sparsities: Sequence[float]) -> None:
+        """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
+        self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
+        for group in self.groups:
+            group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
 
     def draw(
         self,
@@ -99,6 +106,16 @@ class Law:
         drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
         ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
+
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
+        """w ∂P/∂w of every weight, P the probability of keeping it: what the gradient "law" has beyond the mask.
+
+        With the field h = βb of a spin by itself P = σ(−2h), so that it is P(1 − P)·2β·(−w ∂b/∂w).
+        """
+        pulls: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            group.scatter(group.pull(weights, betas), pulls)
+        return pulls
 
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
@@ -156,6 +173,19 @@ class _Group:
         draws: int = 1,
     ) -> Tensor:
         """A mask (draws · rows, n); more than one draw only for a single site."""
+        mask = self._draw(weights, betas, generators, sweeps, draws)
+        if not self.segments.fixed:  # a sparsity of 0 keeps all, and one that rises may begin with it
+            mask |= self.segments.kept_whole(mask.device).repeat(draws)[:, None]
+        return mask
+
+    def _draw(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int,
+        draws: int,
+    ) -> Tensor:
         squares = self.squares(weights)
         means = self.means(squares)
         device, streams = means.device, [generators[r] for r in self.runs]
@@ -164,15 +194,17 @@ class _Group:
             field = self._binary_field(means, betas, streams, draws)
             return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(device)].clamp(max=GREATEST).to(means.dtype)
+        beta, scale = self._scales(betas, threshold)
         if self.kind and draws == 1 and (triton := kernel("independent", means)):
             pieces = self.segments.pieces(device, self.size)
             each = Source(streams, self.run_sites, self.size, device)
-            return triton.draw_layers(means, threshold, beta, each, pieces, self.kind)
+            return triton.draw_layers(means, threshold, scale, each, pieces, self.kind)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
-            beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
-        columns = (squares, means[:, None], threshold[:, None], beta[:, None])
+            alone = len(self.runs) == 1
+            scale = beta[:1] if alone and scale is beta else self.segments.spread(scale)
+            beta = beta[:1] if alone else self.segments.spread(beta)
+        columns = (squares, means[:, None], threshold[:, None], scale[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
         mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
@@ -182,6 +214,21 @@ class _Group:
                 mask[part] = self._draw_rows(some, source.narrow(part.stop - part.start, run), sweeps)
         return mask
 
+    def _scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """β of every site, and what its field is multiplied by: β in the field's own unit."""
+        beta = betas[self.site_run(threshold.device)].clamp(max=GREATEST).to(threshold.dtype)
+        unit = self.hamiltonian.unit(threshold, self.size)
+        return beta, beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)
+
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> Tensor:
+        """w ∂P/∂w of all rows, whose spins are independent."""
+        squares = self.squares(weights)
+        threshold = self.segments.thresholds(self.means(squares))
+        scale = self.segments.spread(self._scales(betas, threshold)[1])[:, None]
+        field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
+        keep = (-2 * field).sigmoid_()
+        return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
+
     def _parts(self, run: int, rows: int) -> list[slice]:
         """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
         first, step = sum(self.run_rows[:run]), rows
@@ -190,10 +237,10 @@ class _Group:
         return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
-        squares, means, threshold, beta = columns
-        field = self.hamiltonian.field(squares, means, threshold) * beta
+        squares, means, threshold, scale, beta = columns
+        field = self.hamiltonian.field(squares, means, threshold) * scale
         field = field.repeat(draws, 1) if draws > 1 else field
-        coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
+        coupling = (beta * self.hamiltonian.strength(self.size)).expand(len(squares), 1).repeat(draws, 1)
         return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
     def _binary_field(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_whole
+from .checks import check_sparsity, check_whole
 from .errors import UserError
 from .masking import unpack
 from .text import first_line
@@ -27,6 +27,7 @@ class Saved:
     masks: dict[str, Tensor]
     generators: dict[torch.device, Tensor]
     before: dict[torch.device, Tensor]
+    sparsities: dict[str, float]
 
 
 def read_state(state: Any, masks: Mapping[str, Tensor], devices: Iterable[torch.device]) -> Saved:
@@ -46,7 +47,15 @@ def read_state(state: Any, masks: Mapping[str, Tensor], devices: Iterable[torch.
         _masks(state["masks"], masks),
         _streams(state["generators"], devices),
         _streams(state.get("before", {}), devices),
+        _sparsities(state.get("sparsities", {}), masks),
     )
+
+
+def _sparsities(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of every layer, or of none where they are as in the end."""
+    if not isinstance(saved, Mapping) or (saved and set(saved) != set(masks)):
+        raise UserError("the saved pruner has sparsities of other layers than this one")
+    return {name: check_sparsity(value) for name, value in saved.items()}
 
 
 def _masks(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

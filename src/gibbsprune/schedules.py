@@ -1,4 +1,4 @@
-"""Schedules: pure functions from the epoch to β, held after their last epoch (Section III-A and III-E).
+"""Schedules: pure functions from the epoch to β or a sparsity, held after their last epoch (Section III-A and III-E).
 
 ``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs. Unstretched ones also take
 fractions: ``set_epoch(step / steps_per_epoch)`` anneals from step to step.
@@ -82,6 +82,19 @@ class LinearSchedule(_Ramp):
 
     def _value(self, epoch: float) -> float:
         return float(self.start + (self.end - self.start) * self._progress(epoch))
+
+
+@dataclass(frozen=True)
+class CubicSchedule(_Ramp):
+    """s(n) = end + (start − end) · (1 − n / epochs)³: how gradual pruning raises its sparsity (Zhu & Gupta 2017).
+
+    >>> [round(CubicSchedule(0.0, 0.8, epochs=2)(n), 6) for n in range(4)]
+    [0.0, 0.7, 0.8, 0.8]
+    """
+
+    def _value(self, epoch: float) -> float:
+        left = 1.0 - self._progress(epoch)
+        return float(self.end + (self.start - self.end) * left**3)
 
 
 @dataclass(frozen=True)

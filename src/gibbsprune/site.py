@@ -1,4 +1,4 @@
-"""A site: one weight tensor to be masked, how it is cut and by which law."""
+"""A site: one weight tensor to be masked, how it is cut, by which law, how far."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Site:
     @property
     def size(self) -> int:
         return self.structure.size(self.shape)
+
+    def at(self, sparsity: float) -> Site:
+        """The same site at another sparsity, none of its neighbourhoods on Q."""
+        return replace(self, sparsity=off_edge(check_sparsity(sparsity), self.count))
 
     def checked(self) -> Site:
         """The same site with its sampler resolved, or a sentence saying what is wrong."""

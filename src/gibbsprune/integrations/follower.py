@@ -114,7 +114,7 @@ class Follower:
     def put_back(self, model: nn.Module) -> None:
         """The finished model that was laid aside is again in ``model``."""
         if self._aside is not None:
-            self._pruner._take_off()
+            self._pruner.take_off()
             (self.pruner, state), self._aside = self._aside, None
             model.load_state_dict(state, strict=False)
 
