@@ -209,7 +209,7 @@ def test_a_name_says_how_many_training_images_are_held_out():
 
 @pytest.mark.parametrize("name", ["digits:heldout=0", "digits:heldout=x", "digits:heldout5", "digits:heldout=-1"])
 def test_a_name_that_holds_out_nothing_is_refused(name):
-    with pytest.raises(UserError, match="^data is '.*': allowed are 'digits:heldout' and 'digits:heldout=5000'$"):
+    with pytest.raises(UserError, match=r"^data is '.*': allowed are 'digits:heldout' and 'digits:heldout=5000'$"):
         load(name)
 
 
