@@ -33,13 +33,27 @@ def digits():
     return load("digits")
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, digits):
-    spec = RunSpec(model="resnet8", structure=structure, sparsity=0.8, recipe=RECIPE, seed=3, precision="float32")
+#: A sparsity that rises, one threshold for the network, β in units of it, gradients for masked weights.
+RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+
+
+@pytest.mark.parametrize(
+    ("structure", "settings"),
+    [*((structure, {}) for structure in STRUCTURES), ("weight", RISING), ("filter", RISING),
+     ("weight", {"gradient": "law", "units": "threshold"})],
+)  # fmt: skip
+def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits):
+    spec = RunSpec(model="resnet8", structure=structure, sparsity=0.8, recipe=RECIPE, seed=3, precision="float32",
+                   settings=settings)  # fmt: skip
     fleet, other = Fleet([spec], digits), Fleet([spec], digits)
     (engine,), (source,) = fleet.engines, other.engines
     model = new_model(spec, digits).train()
-    pruner = gp.GibbsPruner(model, spec.sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs)
+    options = {}
+    if "units" in settings:
+        relative = gp.Linear("square", relative=True) if structure == "weight" else gp.Quadratic(1.0, relative=True)
+        options = {"hamiltonian": relative, "gradient": settings["gradient"]}
+    sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if settings == RISING else spec.sparsity
+    pruner = gp.GibbsPruner(model, sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs, **options)
     decayed = [p for p in model.parameters() if p.dim() == 4]
     rest = [p for p in model.parameters() if p.dim() != 4]
     groups = [{"params": decayed, "weight_decay": RECIPE.weight_decay}, {"params": rest}]

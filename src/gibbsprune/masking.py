@@ -23,10 +23,9 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
+from .site import GRADIENTS
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
-
-GRADIENTS = ("masked", "straight-through", "law")
 
 
 class Masked(nn.Module):

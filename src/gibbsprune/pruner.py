@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,15 @@ from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .masking import GRADIENTS, pack, stored_weight
+from .masking import pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, layer_site
+from .site import Site, check_gradient, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
 from .threshold import kept_count, mean_squares
-
-
-def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
-    """The law's own gradient is that of weights which are drawn by themselves."""
-    check_one_of("gradient", gradient, GRADIENTS)
-    for site in sites:
-        if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
-            kinds = f"{site.hamiltonian!r} and {site.structure.name}s"
-            raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")
 
 
 class GibbsPruner:

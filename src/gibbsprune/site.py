@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .checks import bad, check_sparsity
+from .checks import bad, check_one_of, check_sparsity
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .samplers import resolve
 from .structures import Structure
 from .threshold import kept_count, position
+
+#: What reaches a masked weight (:mod:`gibbsprune.masking`).
+GRADIENTS = ("masked", "straight-through", "law")
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,12 @@ def layer_site(
             f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
         )
     return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
+
+
+def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
+    """The law's own gradient is that of weights which are drawn by themselves."""
+    check_one_of("gradient", gradient, GRADIENTS)
+    for site in sites:
+        if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
+            kinds = f"{site.hamiltonian!r} and {site.structure.name}s"
+            raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")

@@ -66,6 +66,7 @@ class Engine:
         for name in self.network.masks:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
+        self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
         self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device, ranks)
@@ -146,6 +147,7 @@ class Engine:
         self.network.model.train()
         self.batches.draw_epoch()
         self.set_schedules(epoch)
+        self.masks.share_out(epoch)
         self.done = epoch * self.batches.steps
         if not self.ranks.first:  # rank 0's stream is saved; those of the others begin anew, whoever resumes
             self.layer_state = stream(self.specs[0].seed, "layers", self.device, self.ranks.rank, epoch).get_state()
@@ -233,6 +235,7 @@ class Engine:
         self.step.join()
         return {
             "held": self.masks.remembered(),
+            "sparsities": self.masks.sparsities,
             "saved": [run.saved for run in self.replicas],
             "optimizer": self.optimizer.state_dict(),
             "buffers": self.network.buffers(),
@@ -254,6 +257,7 @@ class Engine:
         self.layer_state = state["layer_state"].cpu()
         for mask, saved in zip(self.masks.remembered(), state["held"]):
             mask.copy_(saved)
+        self.masks.set_sparsities(state["sparsities"])
         for run, saved in zip(self.replicas, state["saved"]):
             run.keep(saved)
         self.entered = -1

@@ -30,10 +30,14 @@ class MaskedNetwork:
         self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
         self.model.to(device)
         self.masks: dict[str, Tensor] = {}
+        self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
+        gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
-            attach(module, masked := Masked(module.weight))  # type: ignore[arg-type]
+            attach(module, masked := Masked(module.weight, gradient))  # type: ignore[arg-type]
             self.masks[name] = masked.mask
+            if masked.extra is not None:
+                self.extras[name] = masked.extra
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
@@ -78,7 +82,7 @@ class MaskedNetwork:
 
     def buffers(self) -> dict[str, Tensor]:
         """Batch-norm statistics; masks are drawn anew at every step, or held."""
-        masks = {id(mask) for mask in self.masks.values()}
+        masks = {id(buffer) for buffer in (*self.masks.values(), *self.extras.values())}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
     def run_state(self, k: int) -> dict[str, Tensor]:

@@ -59,9 +59,15 @@ class FlatOptimizer:
         if self.penalty is None:
             self.penalty = torch.zeros_like(self.values)
         each = torch.tensor(penalties).repeat_interleave(parameter.numel() // self.runs)
-        for own, part in zip(self.parameters, self.penalty.split([p.numel() for p in self.parameters])):
-            if own is parameter:
-                part.copy_(each)
+        self._part(self.penalty, parameter).copy_(each)
+
+    def decay_of(self, parameter: Tensor) -> Tensor:
+        """The decay of one of the parameters, element by element, as it is used."""
+        return self._part(self.decay, parameter)
+
+    def _part(self, flat: Tensor, parameter: Tensor) -> Tensor:
+        parts = flat.split([p.numel() for p in self.parameters])
+        return next(part for own, part in zip(self.parameters, parts) if own is parameter)
 
     def compile(self) -> None:
         """The update as one compiled kernel."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..budgets import Share, Targets
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
+from ..site import Site
+from ..threshold import mean_squares
+from .fuse import share
 from .masked import MaskedNetwork
 from .methods import Rule
 from .spec import RunSpec
@@ -33,12 +37,53 @@ class Masks:
         self.limit = Law([sites[i] for i in self.limited])
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
+        self.sparsities = [site.sparsity for site in sites]
+        given = {k: Targets(s.how.target(s), _shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
+        self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
+        drawn = {sites[i].run for _, places in self.rules for i in places}
+        gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
+        self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
+        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law"]
+        self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
+        self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def set_levels(self, epoch: int) -> list[float]:
         """The runs' levels in an epoch."""
         values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(values, dtype=torch.float64))
         return values
+
+    def set_decays(self, decays: Mapping[str, Tensor]) -> None:
+        """The decay of each layer's weights, which fades masked ones faster where a run wants that."""
+        if any(self.fading):
+            rates = torch.tensor(self.fading, device=self.device)[:, None]
+            runs = self.network.runs
+            self.decays = [(view := decays[name].view(runs, -1), view.clone(), rates) for name in self.network.masks]
+
+    @torch.no_grad()
+    def share_out(self, epoch: int) -> None:
+        """The sparsities of an epoch, where they rise or are shared among layers."""
+        if not self.targets:
+            return
+        weights, sites = self.network.weights(), self.network.sites
+        wanted = list(self.sparsities)
+        for k, targets in self.targets.items():
+            mine = [i for i, (_, run, _) in enumerate(sites) if run == k]
+            now = targets.at(
+                epoch // self.network.specs[k].stretch,
+                lambda mine=mine: [mean_squares(weights[i], sites[i][2].structure) for i in mine],  # type: ignore[misc]
+            )
+            for i in mine:
+                wanted[i] = now[sites[i][0]]
+        self.set_sparsities(wanted)
+
+    def set_sparsities(self, sparsities: Sequence[float]) -> None:
+        """One per site."""
+        if list(sparsities) != self.sparsities:
+            self.sparsities = list(sparsities)
+            laws = [(rule, places) for rule, places in self.rules if isinstance(rule, Law)]
+            for law, places in [*laws, (self.limit, self.limited)]:
+                law.set_sparsities([self.sparsities[i] for i in places])
 
     @torch.no_grad()
     def draw(self) -> None:
@@ -49,6 +94,22 @@ class Masks:
         ]
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
+        self._fill_gradients(weights)
+        for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
+            torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
+
+    def _fill_gradients(self, weights: Sequence[Tensor]) -> None:
+        """What the gradient is multiplied by beyond the mask, of all runs at once."""
+        runs = self.network.runs
+        for name, extra in self.network.extras.items():
+            torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra.view(runs, -1))
+        for rule, places in self.rules if self.pulled else ():
+            if isinstance(rule, Law):
+                pulls = rule.pull([weights[i] for i in places], self.betas)
+                for i, pull in zip(places, pulls):
+                    name, k, _ = self.network.sites[i]
+                    if k in self.pulled:
+                        share(self.network.extras[name], k, runs).copy_(pull)
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:
@@ -82,3 +143,7 @@ class Masks:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
         drawn = set(self.limited)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]
+
+
+def _shares(sites: Mapping[str, Site]) -> dict[str, Share]:
+    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}

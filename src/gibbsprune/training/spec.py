@@ -229,7 +229,7 @@ class RunSpec:
         for name, value in dict(self.settings).items():
             setting = self.how.settings[name]
             if value != setting.default(self):
-                text = "" if value is True else _hash(value) if isinstance(value, str) else f"{value:g}"
+                text = "" if value is True else _short(value) if isinstance(value, str) else f"{value:g}"
                 parts.append(f"{setting.short}{text}")
         return parts
 
@@ -252,6 +252,11 @@ def _is_path(data: str) -> bool:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "_", text).strip("._") or "x"
+
+
+def _short(text: str) -> str:
+    """A word as it is, anything else, such as a folder, as its hash."""
+    return text if re.fullmatch("[a-z-]{1,16}", text) else _hash(text)
 
 
 def _hash(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...checks import check_one_of
 from .dense import Dense
+from .feedback import Feedback
 from .filter_l1 import FilterL1
 from .gibbs import Gibbs
 from .gradual import Gradual
@@ -21,7 +22,7 @@ __all__ = ["METHODS", "Method", "Phase", "Rule", "Setting", "method"]
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual())
+              Reinit(), Gradual(), Feedback())
 }  # fmt: skip
 
 

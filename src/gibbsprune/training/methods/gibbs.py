@@ -1,4 +1,8 @@
-"""Gibbs pruning (the paper): a fresh mask at every step from p(x) ∝ exp(−βH(x)), with β annealed over the epochs."""
+"""Gibbs pruning: a fresh mask at every step from p(x) ∝ exp(−βH(x)).
+
+The defaults are the paper's: a constant sparsity, shared equally, β annealed in units of the weights. The other edge of
+the family is gradual magnitude pruning: a sparsity that rises, at zero temperature (:mod:`.feedback`).
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,82 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...hamiltonians import Hamiltonian, Quadratic, as_hamiltonian
+from ...budgets import ALLOCATIONS, Budget
+from ...checks import bad, choice, number
+from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from ...law import Law
-from ...schedules import ConstantSchedule, LinearSchedule, LogSchedule, Schedule, annealed
-from ...site import Site
+from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
+from ...site import GRADIENTS, Site, check_gradient
 from ...structures import as_structure
-from .method import Method
+from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..spec import RunSpec
+
+#: The coupling of a relative law unless another one than the paper's is asked for.
+RELATIVE_COUPLING = 1.0
+
+UNTIL = Setting(number(0, 1, above=True), "share of training after which a rising sparsity is reached (0.8)",
+                lambda spec: 0.8, "u")  # fmt: skip
+ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (uniform)", lambda spec: "uniform", "")
 
 
 class Gibbs(Method):
     name = "gibbs"
     about = "masks sampled from an annealed Gibbs distribution while training"
     ends_with = "drawn"
+    settings = {
+        "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
+                        lambda spec: "constant", ""),
+        "until": UNTIL,
+        "allocation": ALLOCATION,
+        "units": Setting(choice("weights", "threshold"), "gibbs: what β is measured in (weights)",
+                         lambda spec: "weights", "in."),
+        "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
+                            lambda spec: "masked", ""),
+        "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
+    }  # fmt: skip
+
+    def check(self, spec: RunSpec) -> None:
+        if spec.hamiltonian == "binary" and spec.setting("units") == "threshold":
+            raise bad("units", "threshold", "'weights' with hamiltonian 'binary', which has no field")
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
+        for site in sites:
+            check_gradient(self.gradient(specs[site.run]), [site])
         return Law(sites, lanes=device.type == "cuda")
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         beta = schedule(spec, [site.count * site.size for site in sites])
         return lambda epoch: beta(epoch // spec.stretch)
 
+    def target(self, spec: RunSpec) -> float | Schedule | Budget:
+        return shared_out(spec, str(spec.setting("ramp")))
+
+    def gradient(self, spec: RunSpec) -> str:
+        return str(spec.setting("gradient"))
+
+    def fading(self, spec: RunSpec) -> float:
+        return float(spec.setting("fading"))
+
+
+def shared_out(spec: RunSpec, ramp: str) -> float | Schedule | Budget:
+    """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say."""
+    epochs = max(1, round(spec.setting("until") * spec.recipe.epochs))
+    kinds = {"linear": LinearSchedule, "cubic": CubicSchedule}
+    rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds else spec.sparsity
+    allocation = spec.setting("allocation")
+    return rising if allocation == "uniform" else Budget(rising, allocation=allocation)
+
 
 def hamiltonian(spec: RunSpec) -> Hamiltonian:
-    """The spec's Hamiltonian, with its coupling."""
+    """The spec's Hamiltonian, with its coupling, in the units that it asks for."""
+    relative = spec.setting("units") == "threshold"
     if spec.hamiltonian == "quadratic":
-        return Quadratic(spec.coupling)
-    return as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+        plain = spec.coupling == Quadratic().coupling
+        return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
+    chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+    return Linear(chosen.kind, relative=True) if relative and isinstance(chosen, Linear) else chosen
 
 
 def schedule(spec: RunSpec, sizes: Sequence[int]) -> Schedule:

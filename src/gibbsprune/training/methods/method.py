@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from ...budgets import Budget
 from ...checks import Parser
+from ...schedules import Schedule
 from ...site import Site
 from ...structures import PRUNABLE, as_structure
 
@@ -94,6 +96,18 @@ class Method:
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         """The rule's parameter (β, α) as a function of the epoch, stretching included."""
         return lambda epoch: 0.0
+
+    def target(self, spec: RunSpec) -> float | Schedule | Budget:
+        """The sparsity, or how it rises and is shared out."""
+        return spec.sparsity
+
+    def gradient(self, spec: RunSpec) -> str:
+        """What reaches a masked weight (:mod:`gibbsprune.masking`), where masks are drawn."""
+        return "masked"
+
+    def fading(self, spec: RunSpec) -> float:
+        """The decay of masked weights beyond the recipe's, where masks are drawn."""
+        return 0.0
 
     def penalty(self, spec: RunSpec) -> float:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""

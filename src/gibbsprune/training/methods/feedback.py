@@ -1,0 +1,43 @@
+"""Dynamic pruning with feedback (Lin et al. 2020): the largest weights at a sparsity that rises; all go on learning.
+
+The loss is that of the pruned network, and its gradient there is applied to every stored weight, so that one that was
+pruned by mistake comes back. It is the zero-temperature edge of Gibbs pruning with straight-through gradients. Masks
+are renewed at every step (its authors do so every 16).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...budgets import Budget
+from ...law import Law
+from ...schedules import Schedule
+from ...site import Site
+from .gibbs import ALLOCATION, UNTIL, shared_out
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..spec import RunSpec
+
+
+class Feedback(Method):
+    name = "feedback"
+    about = "magnitude pruning on a cubic schedule whose masked weights go on learning (Lin et al.)"
+    settings = {"until": UNTIL, "allocation": ALLOCATION}
+    ends_with = "converged"
+
+    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
+        return Law(sites, lanes=device.type == "cuda")
+
+    def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
+        return lambda epoch: math.inf
+
+    def target(self, spec: RunSpec) -> float | Schedule | Budget:
+        return shared_out(spec, "cubic")
+
+    def gradient(self, spec: RunSpec) -> str:
+        return "straight-through"

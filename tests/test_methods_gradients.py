@@ -1,0 +1,128 @@
+"""Rising and shared sparsities, gradients that reach masked weights and fading, in fleets: as alone, resumed."""
+
+import pytest
+import torch
+
+import gibbsprune as gp
+from gibbsprune.data import load
+from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.spec import RunSpec
+
+RECIPE = RECIPES["digits"].replace(epochs=4, batch=256, anneal_epochs=3)
+RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def spec(method="gibbs", sparsity=0.9, seed=0, **settings):
+    return RunSpec(
+        model="resnet8",
+        method=method,
+        sparsity=sparsity,
+        recipe=RECIPE,
+        seed=seed,
+        precision="float32",
+        settings=settings,
+    )
+
+
+def stored(fleet, k=0):
+    engine, i = fleet.home[k]
+    return [w.clone() for (_, run, _), w in zip(engine.network.sites, engine.network.weights()) if run == i]
+
+
+KINDS = [
+    spec(**RISING),
+    spec("feedback", allocation="lamp"),
+    spec(ramp="linear", gradient="law", units="threshold", fading=1e-3),
+    spec("gradual"),
+]
+
+
+def test_runs_of_all_kinds_train_together_as_they_do_alone(digits):
+    together = Fleet(KINDS, digits)
+    assert len(together.engines) == 1
+    for _ in range(3):
+        together.train_epoch()
+    for k, one in enumerate(KINDS):
+        alone = Fleet([one], digits)
+        for _ in range(3):
+            alone.train_epoch()
+        for mine, fused in zip(alone.masks(0).values(), together.masks(k).values()):
+            assert (mine == fused).float().mean() > 0.98  # sums in another order, then other decisions
+        for mine, fused in zip(stored(alone), stored(together, k)):
+            assert (mine - fused).norm() < 0.1 * mine.norm()
+
+
+@pytest.mark.parametrize("one", KINDS[:3], ids=lambda one: one.name())
+def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(one, digits):
+    whole, first = Fleet([one], digits), Fleet([one], digits)
+    for _ in range(2):
+        whole.train_epoch()
+        first.train_epoch()
+    second = Fleet([one], digits)
+    second.load_state_dict(first.state_dict())
+    for fleet in (whole, second):
+        for _ in range(2):
+            fleet.train_epoch()
+    assert whole.finish() == second.finish()
+    assert all(torch.equal(a, b) for a, b in zip(stored(whole), stored(second)))
+
+
+def test_the_whole_network_bears_the_sparsity_and_layers_bear_different_shares(digits):
+    fleet = Fleet([spec(**RISING), spec("feedback", seed=1), spec("feedback", 0.0, seed=2)], digits)
+    for _ in range(4):
+        fleet.train_epoch()
+    shared, uniform, none = fleet.finish()
+    assert shared["sparsity"] == pytest.approx(0.9, abs=1e-3)
+    rates = [layer["sparsity"] for layer in shared["layers"]]
+    assert max(rates) - min(rates) > 0.02
+    rates = [layer["sparsity"] for layer in uniform["layers"]]
+    assert max(rates) - min(rates) < 0.02
+    assert none["sparsity"] == 0
+
+
+def test_masked_weights_live_with_feedback_and_fade_where_asked(digits):
+    sleeping, alive, fading = (
+        Fleet([spec(ramp="constant", units="threshold", **more)], digits)
+        for more in ({}, {"gradient": "straight-through"}, {"gradient": "straight-through", "fading": 1.0})
+    )
+    sizes = []
+    for fleet in (sleeping, alive, fading):
+        for _ in range(2):
+            fleet.train_epoch()
+        masks = fleet.masks(0).values()
+        masked = torch.cat([w[~m] for w, m in zip(stored(fleet), masks)])
+        sizes.append(float(masked.square().mean()))
+    assert sizes[1] != sizes[0]
+    assert sizes[2] < 0.5 * sizes[1]
+
+
+def test_names_tell_the_settings_and_defaults_stay_as_they_were():
+    assert spec().name(with_seed=False).startswith("digits-resnet8-gibbs-weight-square-0.9-")
+    name = spec(**RISING).name()
+    assert all(word in name for word in ("-cubic-", "-u0.5-", "-global-", "-in.threshold-", "-straight-through-"))
+    assert RunSpec.from_dict(spec(**RISING).as_dict()) == spec(**RISING)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: spec(units="miles"), "units is 'miles': allowed are 'weights', 'threshold'"),
+        (lambda: spec(allocation="best"), "allocation is 'best'"),
+        (lambda: RunSpec(hamiltonian="binary", settings={"units": "threshold"}), "units is 'threshold'"),
+    ],
+)
+def test_bad_settings_are_refused(made, told):
+    with pytest.raises(gp.UserError, match=told):
+        made()
+
+
+def test_the_gradient_of_a_law_is_refused_for_filters(digits):
+    one = RunSpec(model="resnet8", structure="filter", recipe=RECIPE, settings={"gradient": "law"})
+    with pytest.raises(gp.UserError, match="gradient is 'law'"):
+        Fleet([one], digits)
