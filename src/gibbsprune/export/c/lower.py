@@ -107,6 +107,8 @@ class Lowering:
                 f"'{node.name}' has the shape {sizes} and the type {given.dtype}, so it cannot be written as C; "
                 f"values there are floats whose first axis is the batch (of {self.batch} here)."
             )
+        if 0 in sizes:
+            raise UserError(f"'{node.name}' has the shape {sizes}: values without numbers cannot be written as C.")
         return sizes[1:]
 
     def lower(self, node: fx.Node) -> Any:
@@ -133,7 +135,9 @@ class Lowering:
         return RULES[name](self, named, shape)
 
     def add(self, op: Op) -> Value:
-        """Append an operation; its output."""
+        """Append an operation; its output. Only moves know more than three axes."""
+        if not isinstance(op, Move) and any(len(x.shape) > 3 for x in (*op.inputs, op.output)):
+            raise UserError(f"a value of {op.output.shape} per image cannot be written as C; at most 3 axes can.")
         self.ops.append(op)
         return op.output
 

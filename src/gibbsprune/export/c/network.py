@@ -1,7 +1,7 @@
 """A network as a list of operations on planes: what lies between the ATen graph and the C source.
 
-A value is what one image has at one place of the network, of up to three axes: channels, rows and columns. Two axes are
-channels of one row, one axis is channels of one pixel. Everything here is known before the first image comes.
+A value is what one image has at one place of the network, of up to three axes: channels, rows and columns. Two axes
+are channels of one row, one axis is channels of one pixel. Everything here is known before the first image comes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
-
-from gibbsprune.errors import UserError
 
 
 @dataclass(eq=False)
@@ -22,14 +20,10 @@ class Value:
 
     @property
     def planes(self) -> tuple[int, int, int]:
-        """Channels, rows and columns."""
-        if len(self.shape) > 3:
-            raise UserError(
-                f"a value of {len(self.shape)} axes per image {self.shape} cannot be written as C; at most 3 can."
-            )
-        c, *rest = self.shape or (1,)
-        h, w = (1, *rest)[-2:] if rest else (1, 1)
-        return c, h, w
+        """Channels, rows and columns; further axes, which only moves know, count as channels."""
+        *rest, w = self.shape[1:] or (1,)
+        h = rest[-1] if rest else 1
+        return self.size // (h * w), h, w
 
     @property
     def size(self) -> int:
