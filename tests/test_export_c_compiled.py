@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from c_programs import assert_close, built, need, run, written
 from export_zoo import prune, randomise
 from gibbsprune import UserError, compile_c, export_c
+from gibbsprune.cli import main
 from gibbsprune.export.c import CompiledNetwork, compiled
 from gibbsprune.export.c.source import Source
 from gibbsprune.export.c.write import network
@@ -64,6 +66,18 @@ def test_a_compiled_network_is_a_module(cache: Path, monkeypatch: pytest.MonkeyP
         found(torch.randn(2, 3, 9, 9))
     with pytest.raises(UserError, match="compile it again"):
         pickle.dumps(found)
+
+
+@pytest.mark.usefixtures("quick")
+def test_threads_share_the_channels_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, generator = made("squeeze_excite", "weight", 0.6, 1)
+    monkeypatch.setattr(compiled, "_timed", favour("threads share channels"))
+    found = compile_c(model, x[:1], threads=3)
+    assert found.report.chosen == "256 bits, threads share channels"  # type: ignore[union-attr]
+    with ThreadPoolExecutor(3) as pool:  # several callers at once, and each several times
+        images = [torch.randn(batch, *x.shape[1:], generator=generator) for batch in (1, 2, 1, 2, 7, 1)]
+        for given, y in zip(images, pool.map(found, images)):
+            assert_close(model, [y], given)
 
 
 @pytest.mark.usefixtures("quick")
@@ -128,7 +142,7 @@ def test_a_sparse_network_is_a_small_library(tmp_path: Path) -> None:
     assert 12 * os.path.getsize(library) <= dense
 
 
-def test_a_trained_network_outside_python(tmp_path: Path) -> None:
+def test_a_trained_network_outside_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Digits: the program takes the test set's raw pixels and gives the classes that PyTorch gives."""
     need("cc")
     pytest.importorskip("sklearn")
@@ -144,9 +158,8 @@ def test_a_trained_network_outside_python(tmp_path: Path) -> None:
     found = load_run(tmp_path / "run", images=10**6)
     arrays = data.load("digits")
     mean, std = (side.tolist() for side in arrays.statistics(found.spec.recipe.standardise))
-    report = export_c(found.model, found.images[:2], tmp_path / "c", mean=mean, std=std)
-    assert report.difference is not None
-    assert report.difference <= 1e-5
+    assert main(["export", str(tmp_path / "run"), "--format", "c", "--out", str(tmp_path / "c")]) == 0
+    assert "differs from PyTorch by" in capsys.readouterr().out
     source = Source(
         network(found.model, (found.images[:2],)), "net", 1, "float32", [1 / (255 * s) for s in std],
         [-m / s for m, s in zip(mean, std)],

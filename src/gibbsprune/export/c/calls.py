@@ -76,10 +76,10 @@ class Calls:
             shape = f"{h}, {w}, L, S{nx}(L), S{ny}(L), D{ny}(L)"
         other = self.at(op.inputs[1]) if len(op.inputs) > 1 else "0"
         together = "GP_K" if self.together[op] else "1"
-        body = f"gp_layer({together}, x, y, {'z' if other != '0' else '0'}, w, 0, n, {shape}, {act(op.act)});"
+        body = f"gp_layer({together}, x, y, {'z' if other != '0' else '0'}, w, f, n, {shape}, {act(op.act)});"
         kernel = list(self.kernels).index(body) if body in self.kernels else len(self.kernels)
         self.kernels[body] = f"GP_KERNEL({kernel}, {body})"
-        yield f"GP_CALL({kernel}, {self.number[op]}, {self.ends(op)}, {other}, {len(op.weight)});"
+        yield f"GP_CALL({kernel}, {self.number[op]}, {together}, {self.ends(op)}, {other}, {len(op.weight)})"
 
     def pointwise(self, op: Pointwise) -> Iterator[str]:
         c, h, w = op.output.planes

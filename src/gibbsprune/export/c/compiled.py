@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -38,12 +39,12 @@ def compiler() -> str | None:
     )
 
 
-def library(source: Source, flags: Sequence[str] = FLAGS, lanes: bool = True) -> Path:
+def library(source: Source, flags: Sequence[str] = FLAGS) -> Path:
     """The compiled library of a source without its weights, from the cache where it has been compiled before."""
     command = compiler()
     if command is None:
         raise UserError("compiling needs a C compiler (cc, gcc or clang; $CC names another), and there is none.")
-    flags = (*flags, *ALWAYS, f"-D{source.name.upper()}_LANES={int(lanes)}")
+    flags = (*flags, *ALWAYS, *(f"-D{source.name.upper()}_{what}" for what in ("LANES=1", "SHARED=1")))
     text, header = source.source(weights=False), source.header()
     key = hashlib.sha256("\0".join((text, header, command, *flags, _machine())).encode()).hexdigest()[:32]
     folder = Path(os.environ.get("GIBBSPRUNE_CACHE") or Path.home() / ".cache" / "gibbsprune" / "c")
@@ -80,12 +81,16 @@ def _machine() -> str:
 
 
 class Library:
-    """A loaded library with its expanded weights; any number of threads may call it at once."""
+    """A loaded library with its expanded weights; any number of threads may call it at once.
 
-    def __init__(self, source: Source, path: Path, side: bool = True) -> None:
-        self.source, self.path, self.side = source, path, side
+    ``side``: images are computed side by side where there are enough of them. ``share``: threads share the channels of
+    an image where there are fewer images than threads.
+    """
+
+    def __init__(self, source: Source, path: Path, side: bool = True, share: bool = False) -> None:
+        self.source, self.path, self.side, self.share = source, path, side, share
         self.code = ctypes.CDLL(str(path))
-        self.run = getattr(self.code, f"{source.name}_run")
+        self.team = threading.Lock()
         self.model = np.zeros(sum(source.sizes().values()) + source.sizes()["offset"] + 16, dtype=np.int32)
         getattr(self.code, f"{source.name}_load")(ctypes.c_char_p(source.data), ctypes.c_void_p(self.model.ctypes.data))
         self.free: list[np.ndarray] = []
@@ -104,6 +109,10 @@ class Library:
             )
         count = len(given[0])
         found = [torch.empty(count, *v.shape) for v in self.source.network.outputs]
+        if self.share and pool is not None and count < threads:
+            for i in range(count):
+                self._together(given, found, i, pool, threads)
+            return found[0] if len(found) == 1 else tuple(found)
         step = -(-count // threads)
         if self.side and count > threads * 16:
             step = -(-step // 16) * 16
@@ -117,18 +126,49 @@ class Library:
         return found[0] if len(found) == 1 else tuple(found)
 
     def _part(self, given: list[Tensor], found: list[Tensor], start: int, count: int) -> None:
+        """Some of the images, by one thread."""
+        context = self._context()
+        self._call("run", context, (count,), given, found, start)
+        self.free.append(context)
+
+    def _together(
+        self, given: list[Tensor], found: list[Tensor], start: int, pool: ThreadPoolExecutor, threads: int
+    ) -> None:
+        """One image, by all threads."""
+        with self.team:  # two images at once could each wait for threads that the other one has
+            context = self._context()
+            work = [
+                pool.submit(self._call, "share", context, (i, threads), given, found, start) for i in range(1, threads)
+            ]
+            self._call("share", context, (0, threads), given, found, start)
+            for done in work:
+                done.result()
+            self.free.append(context)
+
+    def _call(
+        self,
+        what: str,
+        context: np.ndarray,
+        numbers: tuple[int, ...],
+        given: list[Tensor],
+        found: list[Tensor],
+        start: int,
+    ) -> None:
+        pointers = [ctypes.c_void_p(x.data_ptr() + 4 * start * (x.numel() // len(x))) for x in (*given, *found)]
+        function = getattr(self.code, f"{self.source.name}_{what}")
+        function(ctypes.c_void_p(self.model.ctypes.data), ctypes.c_void_p(context.ctypes.data), *numbers, *pointers)
+
+    def _context(self) -> np.ndarray:
+        """A context that nobody uses."""
         try:
-            context = self.free.pop()
+            return self.free.pop()
         except IndexError:
-            size = self.source.arena() + self.source.arena(True) + 128
-            context = np.zeros(size, dtype=np.float32)
+            context = np.zeros(self.source.arena() + self.source.arena(True) + 192, dtype=np.float32)
             context = context[-context.ctypes.data % 64 // 4 :]
             getattr(self.code, f"{self.source.name}_init")(ctypes.c_void_p(context.ctypes.data))
             if not self.side:
                 context.view(np.int32)[0] = 2**31 - 1
-        pointers = [ctypes.c_void_p(x.data_ptr() + 4 * start * (x.numel() // len(x))) for x in (*given, *found)]
-        self.run(ctypes.c_void_p(self.model.ctypes.data), ctypes.c_void_p(context.ctypes.data), count, *pointers)
-        self.free.append(context)
+            return context
 
 
 @dataclass(frozen=True)
@@ -202,10 +242,15 @@ def compile_c(
     worst = 0.0
     for bits in _widths():
         path = library(source, (*FLAGS, f"-DGP_BYTES={bits // 8}"))
-        for side in (False, True) if len(given[0]) >= bits // 32 else (False,):
-            found = Library(source, path, side)
+        kinds = {"": (False, False)}
+        if len(given[0]) >= bits // 32:
+            kinds[", images side by side"] = (True, False)
+        if len(given[0]) < threads:
+            kinds[", threads share channels"] = (False, True)
+        for kind, way in kinds.items():
+            found = CompiledNetwork(Library(source, path, *way), threads)
             worst = max(worst, compared(plain, found, inputs))
-            ways[f"{bits} bits{', images side by side' if side else ''}"] = CompiledNetwork(found, threads)
+            ways[f"{bits} bits{kind}"] = found
     if dtype == "float32" and not worst <= TOLERANCE:
         reason = f"plain: the compiled network would differ by {worst:.1e} of the output's scale"
         return _reported(plain, CompileReport(0.0, 0.0, reason))

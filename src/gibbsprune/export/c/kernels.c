@@ -203,6 +203,13 @@ GP_INLINE void gp_layer(const int K, const float *x, float *y, const float *othe
   }
 }
 
+/* The first block of filters of a thread's part, such that all parts have about the same number of weights. */
+GP_INLINE int gp_first(const int32_t *begin, int blocks, int part, int parts) {
+  int b = part == parts ? blocks : 0;
+  while (b < blocks && begin[b] < (int64_t)begin[blocks] * part / parts) b++;
+  return b;
+}
+
 /* From here on: shapes c, h, w; s and d are the distances of rows and of channels, in pixels. */
 #define GP_EACH(c, h) for (int i = 0; i < (c); i++) for (int j = 0; j < (h); j++)
 

@@ -26,6 +26,12 @@ $shapes
 #ifndef ${NET}_LANES
 #define ${NET}_LANES 0 /* 1: batches are computed several images side by side, in a second arena */
 #endif
+#ifndef ${NET}_SHARED
+#define ${NET}_SHARED 0 /* 1: several threads can compute one image together, see ${net}_share */
+#endif
+#if ${NET}_SHARED
+#include <stdatomic.h>
+#endif
 #define ${NET}_ARENA $arena /* floats */
 #define ${NET}_MANY $many /* floats of the second arena */
 
@@ -44,6 +50,10 @@ typedef struct {
   int side; /* from how many images on they are computed side by side */
   _Alignas(64) float many[${NET}_MANY];
 #endif
+#if ${NET}_SHARED
+  _Alignas(64) atomic_int arrived;
+  _Alignas(64) atomic_int turn;
+#endif
   _Alignas(64) float arena[${NET}_ARENA];
 } ${net}_context;
 
@@ -51,6 +61,10 @@ extern const unsigned char *const ${net}_weights;
 void ${net}_load(const unsigned char *weights, ${net}_model *model); /* once, with ${net}_weights */
 void ${net}_init(${net}_context *context);                           /* once for each context */
 void ${net}_run(const ${net}_model *model, ${net}_context *context, int images, $arguments);
+#if ${NET}_SHARED
+/* One image by several threads: each of them calls this with the same context and a part of its own, from 0 on. */
+void ${net}_share(const ${net}_model *model, ${net}_context *context, int part, int parts, $arguments);
+#endif
 #endif
 """)
 SOURCE = Template("""\
@@ -60,6 +74,9 @@ SOURCE = Template("""\
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
+#if ${NET}_SHARED
+#include <sched.h>
+#endif
 #define GP_INPUT $kind
 
 $kernels
@@ -70,12 +87,12 @@ $tables
 
 /* A layer's kernel is compiled twice, for one image and for as many as a vector holds. */
 #define GP_KERNEL(k, ...)                                                                  \\
-  GP_STATIC void gp_one_##k(const float *x, float *y, const float *z, gp_taps w, int n) {  \\
+  GP_STATIC void gp_one_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) {  \\
     enum { L = 1 };                                                                        \\
     (void)z;                                                                               \\
     __VA_ARGS__                                                                            \\
   }                                                                                        \\
-  GP_STATIC void gp_many_##k(const float *x, float *y, const float *z, gp_taps w, int n) { \\
+  GP_STATIC void gp_many_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) { \\
     enum { L = GP_V };                                                                     \\
     (void)z;                                                                               \\
     __VA_ARGS__                                                                            \\
@@ -85,12 +102,22 @@ $tables
 #else
 #define GP_MANY (int32_t *)0
 #endif
-#define GP_CALL(k, i, x, y, z, n)                                                        \\
-  ((L) == 1 ? gp_one_##k : gp_many_##k)(                                                 \\
-      x, y, z,                                                                           \\
-      (gp_taps){m->bias + BIAS##i, m->value + VALUE##i, ((L) == 1 ? m->offset : GP_MANY) + OFFSET##i, \\
-                m->begin + BEGIN##i},                                                    \\
-      n)
+/* Layer i by kernel k, K filters together: this thread's part of n filters. */
+#define GP_CALL(k, i, K, x, y, z, n)                                                                        \\
+  {                                                                                                         \\
+    const int32_t *begin = m->begin + BEGIN##i;                                                             \\
+    const int first = gp_first(begin, GP_UP(n, K), part, parts) * (K);                                      \\
+    const int end = gp_first(begin, GP_UP(n, K), part + 1, parts) * (K);                                    \\
+    const int32_t *offset = ((L) == 1 ? m->offset : GP_MANY) + OFFSET##i;                                   \\
+    ((L) == 1 ? gp_one_##k : gp_many_##k)(x, y, z, (gp_taps){m->bias + BIAS##i, m->value + VALUE##i, offset, begin}, \\
+                                          first, GP_LESS(end, n));                                          \\
+    gp_wait(c, parts);                                                                                      \\
+  }
+#define GP_ALONE(...)                  \\
+  {                                    \\
+    if (part == 0) { __VA_ARGS__ }     \\
+    gp_wait(c, parts);                 \\
+  }
 
 $layers
 
@@ -107,7 +134,26 @@ $loads
   (void)data, (void)m;
 }
 
-GP_INLINE void gp_forward(const ${net}_model *m, float *a, $arguments, const int L) {
+/* All threads of an image wait here for each other before the next operation. */
+GP_INLINE void gp_wait(${net}_context *c, const int parts) {
+#if ${NET}_SHARED
+  if (parts == 1) return;
+  const int turn = atomic_load(&c->turn);
+  if (atomic_fetch_add(&c->arrived, 1) == parts - 1) {
+    atomic_store(&c->arrived, 0);
+    atomic_fetch_add(&c->turn, 1);
+  } else {
+    for (int n = 0; atomic_load(&c->turn) == turn; n++)
+      if (n > 4000) sched_yield();
+  }
+#else
+  (void)c, (void)parts;
+#endif
+}
+
+/* Layers are shared out among the parts; the first part alone does the rest. */
+GP_INLINE void gp_forward(const ${net}_model *m, ${net}_context *c, float *a, $arguments, const int L, const int part,
+                          const int parts) {
 $calls
   (void)m;
 }
@@ -122,10 +168,16 @@ void ${net}_init(${net}_context *c) {
 void ${net}_run(const ${net}_model *m, ${net}_context *c, int images, $arguments) {
   int i = 0;
 #if ${NET}_LANES
-  for (; images >= c->side && i + GP_V <= images; i += GP_V) gp_forward(m, c->many, $given, GP_V);
+  for (; images >= c->side && i + GP_V <= images; i += GP_V) gp_forward(m, c, c->many, $given, GP_V, 0, 1);
 #endif
-  for (; i < images; i++) gp_forward(m, c->arena, $given, 1);
+  for (; i < images; i++) gp_forward(m, c, c->arena, $given, 1, 0, 1);
 }
+
+#if ${NET}_SHARED
+void ${net}_share(const ${net}_model *m, ${net}_context *c, int part, int parts, $arguments) {
+  gp_forward(m, c, c->arena, $names, 1, part, parts);
+}
+#endif
 
 $weights
 """)
@@ -207,7 +259,8 @@ class Source:
             tables="\n".join(self.calls.tables),
             layers="\n".join(self.calls.kernels.values()),
             loads="\n".join(self._loads()),
-            calls="\n".join(f"  {line}" for line in self.lines),
+            calls="\n".join(f"  {line if line.startswith('GP_CALL') else f'GP_ALONE({line})'}" for line in self.lines),
+            names=", ".join(name for name, _, _ in (*self.inputs, *self.outputs)),
             given=", ".join(f"{name} + (long)i * {macro}" for name, macro, _ in (*self.inputs, *self.outputs)),
             weights=self._weights() if weights else f"const unsigned char *const {self.name}_weights = 0;",
         )
