@@ -8,9 +8,9 @@ Aims, ResNet-56 against the fastest of the others: 3.0 times as fast with 90 % o
                                 [--out FILE] [--figure FILE]
 
 For one network, batch and number of threads all ways take turns; the least time of each counts, since whatever else the
-machine does can only lengthen it: of processor time with one thread, of seconds with more. The others' times do not depend on how many weights are zero, so they are measured
-once, with 90 %. Masks are random, or that of a trained run (``--run``). OpenVINO is optional, and so is ONNX Runtime:
-the extras ``bench`` and ``export``.
+machine does can only lengthen it: of processor time with one thread, of seconds with more. The others' times do not
+depend on how many weights are zero, so they are measured once, with 90 %. Masks are random, or that of a trained run
+(``--run``). OpenVINO is optional, and so is ONNX Runtime: the extras ``bench`` and ``export``.
 """
 
 from __future__ import annotations
