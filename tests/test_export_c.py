@@ -189,6 +189,26 @@ def test_moves_joins_and_norms() -> None:
     check(Several(*functions), torch.randn(2, 4, 6, 9))
 
 
+class Residual(nn.Module):
+    """A sum with the layer's own input, which must not be overwritten while the layer reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 5, padding=2)
+        self.three, self.none = nn.Linear(4, 4), nn.Conv2d(4, 4, 3, stride=2)
+        nn.init.zeros_(self.none.weight)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = F.relu(x + self.one(x))
+        x = self.two(x) + x
+        y = x.mean((2, 3))
+        return F.silu(y + self.three(y)), self.none(x), torch.tanh(x)
+
+
+def test_sums_with_a_layers_own_input() -> None:
+    check(Residual(), torch.randn(2, 4, 9, 16))
+
+
 @pytest.mark.parametrize(
     ("name", "width"), [("resnet8", 64), ("odd", 16), ("odd", 32), ("squeeze_excite", 32), ("mlp", 64)]
 )
@@ -258,6 +278,10 @@ def test_refusals(tmp_path: Path) -> None:
             export_c(model, x, tmp_path / "out", **options)
     with pytest.raises(UserError, match=r"aten\.cumsum"):
         export_c(Function(lambda x: x.cumsum(1)), x, tmp_path / "out")
+    with pytest.raises(UserError, match="another number than zero"):
+        export_c(Function(lambda x: F.pad(x, (1, 1), value=2.0)), x, tmp_path / "out")
+    with pytest.raises(UserError, match="of these shapes"):  # one that torch lines up with another image's
+        export_c(Function(lambda x: x * x.mean((2, 3))), torch.randn(8, 8, 8, 8), tmp_path / "out")
     with pytest.raises(UserError, match="batch"):
         export_c(Function(lambda x: x.mean(0)), x, tmp_path / "out")
     with pytest.raises(UserError, match="at most 3 axes"):

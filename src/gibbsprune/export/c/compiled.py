@@ -46,7 +46,8 @@ def library(source: Source, flags: Sequence[str] = FLAGS) -> Path:
         raise UserError("compiling needs a C compiler (cc, gcc or clang; $CC names another), and there is none.")
     flags = (*flags, *ALWAYS, *(f"-D{source.name.upper()}_{what}" for what in ("LANES=1", "SHARED=1")))
     text, header = source.source(weights=False), source.header()
-    key = hashlib.sha256("\0".join((text, header, command, *flags, _machine())).encode()).hexdigest()[:32]
+    version = str(os.stat(command).st_mtime_ns)
+    key = hashlib.sha256("\0".join((text, header, command, version, *flags, _machine())).encode()).hexdigest()[:32]
     folder = Path(os.environ.get("GIBBSPRUNE_CACHE") or Path.home() / ".cache" / "gibbsprune" / "c")
     target = folder / f"{key}.so"
     if target.exists():

@@ -285,7 +285,7 @@ GP_INLINE void gp_pool(const float *x, float *y, int c, int h, int w, const int 
         for (int n = q[0]; n < q[1]; n += q[2]) {
           const float z = x[(i * xd + m * xs + n) * L + l];
           if (mean) found += z;
-          else if (!(z <= found)) found = z;
+          else if (z > found || z != z) found = z;
         }
       to[l] = mean ? found / ((float)r[3] * (float)q[3]) : found;
     }

@@ -126,6 +126,8 @@ class Lowering:
         shape = self.per_image(node)
         if name in SAME:
             return x
+        if name in ("pad", "constant_pad_nd") and named["value"]:
+            raise refused(node, "with another number than zero")
         if name in MOVES:
             return self.moved(x, shape, node)
         if name in ACTS:
@@ -258,10 +260,10 @@ def join(low: Lowering, a: Arguments, shape: tuple[int, ...]) -> Value:
     value, other = (x, z) if isinstance(x, Value) else (z, x)
     number = torch.as_tensor(other).double()
     channels = value.planes[0]
-    if number.dim() > len(value.shape):
-        number = number[0] if len(number) == 1 else number
-    while number.dim() < len(value.shape):
-        number = number.unsqueeze(0)
+    number = number.reshape((1,) * (len(value.shape) + 1 - number.dim()) + tuple(number.shape))
+    if len(number) != 1:
+        raise refused(a["node"], "with a constant that differs between images")
+    number = number[0]
     if (
         value.shape != shape
         or number.numel() not in (1, channels)
@@ -289,10 +291,8 @@ def joined(low: Lowering, x: Value, z: Value, kind: str, shape: tuple[int, ...],
     """Two values, one of which may be broadcast."""
     if x.shape != shape and z.shape == shape and kind in "+*":
         x, z = z, x
-    if x.shape != shape:
-        raise refused(node, "of two values that are both broadcast")
-    if len(z.shape) < len(shape):
-        z = low.add(Move([z], Value((1,) * (len(shape) - len(z.shape)) + z.shape), torch.arange(z.size)))
+    if x.shape != shape or len(z.shape) != len(shape):
+        raise refused(node, "of these shapes")
     return low.add(Join([x, z], Value(shape), kind))
 
 

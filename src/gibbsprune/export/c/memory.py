@@ -98,11 +98,13 @@ def planned(network: Network) -> Memory:
     return memory
 
 
-def _inherited(op: Op) -> Value | None:
+def _inherited(op: Op, memory: Memory) -> Value | None:
     """The input that an operation may overwrite with its output: each number is read just before it is written."""
-    if isinstance(op, Layer) and len(op.inputs) > 1:
+    if isinstance(op, (Pointwise, Affine)):
+        return op.inputs[0]
+    if isinstance(op, Layer) and len(op.inputs) > 1 and memory.place[op.inputs[0]] != memory.place[op.inputs[1]]:
         return op.inputs[1]
-    return op.inputs[0] if isinstance(op, (Pointwise, Affine)) else None
+    return None
 
 
 def _place(network: Network, memory: Memory, values: list[Value]) -> None:
@@ -125,9 +127,10 @@ def _place(network: Network, memory: Memory, values: list[Value]) -> None:
         size = value.planes[0] if planes else value.size
         start = made.get(value, -1)
         free = [s for s in memory.slots if s.planes is planes and s.busy_until < start]
-        heir = memory.place.get(_inherited(network.ops[start])) if start >= 0 else None  # type: ignore[arg-type]
-        if heir is not None and memory.slots[heir].planes is planes and memory.slots[heir].busy_until == start:
-            free.append(memory.slots[heir])
+        if start >= 0 and (left := _inherited(network.ops[start], memory)) is not None:
+            inherited = memory.slots[memory.place[left]]
+            if inherited.planes is planes and inherited.busy_until == start:
+                free.append(inherited)
         slot = min(free, key=lambda s: (max(0, size - s.channels), abs(s.channels - size)), default=None)
         if slot is None:
             slot = Slot(planes)
