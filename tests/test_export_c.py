@@ -16,8 +16,8 @@ from c_programs import assert_close, built, need, run, source_of, written
 from export_zoo import ZOO, prune, randomise
 from gibbsprune import UserError, export_c
 from gibbsprune.export.aten import capture
-from gibbsprune.export.c.compiled import Library, library
 from gibbsprune.export.c.fuse import fused
+from gibbsprune.export.c.library import Library, library
 from gibbsprune.export.c.lower import Lowering, lowered
 from gibbsprune.export.c.source import Source
 from gibbsprune.models import build

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from gibbsprune.errors import UserError
+
 
 @dataclass(eq=False)
 class Value:
@@ -143,6 +145,13 @@ class Network:
     inputs: list[Value]
     outputs: list[Value]
     ops: list[Op] = field(default_factory=list)
+
+    def add(self, op: Op) -> Value:
+        """Append an operation; its output. Only moves know more than three axes."""
+        if not isinstance(op, Move) and any(len(x.shape) > 3 for x in (*op.inputs, op.output)):
+            raise UserError(f"a value of {op.output.shape} per image cannot be written as C; at most 3 axes can.")
+        self.ops.append(op)
+        return op.output
 
     def readers(self, value: Value) -> int:
         """How often a value is read, by operations and as an output."""

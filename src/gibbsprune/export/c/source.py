@@ -16,188 +16,6 @@ from gibbsprune.export.c.network import Layer, Network, Phases, Value
 from gibbsprune.export.c.pack import packed, together
 
 COMMAND = "cc -O3 -march=native -ffp-contract=fast"
-HEADER = Template("""\
-/* $net: a network in C, written by gibbsprune; see $net.c. */
-#ifndef ${NET}_H
-#define ${NET}_H
-#include <stdint.h>
-
-$shapes
-#ifndef ${NET}_LANES
-#define ${NET}_LANES 0 /* 1: batches are computed several images side by side, in a second arena */
-#endif
-#ifndef ${NET}_SHARED
-#define ${NET}_SHARED 0 /* 1: several threads can compute one image together, see ${net}_share */
-#endif
-#if ${NET}_SHARED
-#include <stdatomic.h>
-#endif
-#define ${NET}_ARENA $arena /* floats */
-#define ${NET}_MANY $many /* floats of the second arena */
-
-/* The weights, expanded from the few bytes in the source; threads share them. */
-typedef struct {
-  float bias[$bias], value[$value];
-  int32_t offset[$offset], begin[$begin];
-#if ${NET}_LANES
-  int32_t many[$offset];
-#endif
-} ${net}_model;
-
-/* What each thread needs to run the network. */
-typedef struct {
-#if ${NET}_LANES
-  int side; /* from how many images on they are computed side by side */
-  _Alignas(64) float many[${NET}_MANY];
-#endif
-#if ${NET}_SHARED
-  _Alignas(64) atomic_int arrived;
-  _Alignas(64) atomic_int turn;
-#endif
-  _Alignas(64) float arena[${NET}_ARENA];
-} ${net}_context;
-
-extern const unsigned char *const ${net}_weights;
-void ${net}_load(const unsigned char *weights, ${net}_model *model); /* once, with ${net}_weights */
-void ${net}_init(${net}_context *context);                           /* once for each context */
-void ${net}_run(const ${net}_model *model, ${net}_context *context, int images, $arguments);
-#if ${NET}_SHARED
-/* One image by several threads: each of them calls this with the same context and a part of its own, from 0 on. */
-void ${net}_share(const ${net}_model *model, ${net}_context *context, int part, int parts, $arguments);
-#endif
-#endif
-""")
-SOURCE = Template("""\
-/* $net: a network in C, written by gibbsprune. C11 with the vector extensions of GCC and Clang, libc and libm.
-   $command -c $net.c */
-#include "$net.h"
-#include <math.h>
-#include <stddef.h>
-#include <string.h>
-#if ${NET}_SHARED
-#include <sched.h>
-#endif
-#define GP_INPUT $kind
-
-$kernels
-/* The planes of this network, its places in the arena, and those of its expanded weights. */
-$geometry
-$places
-$tables
-
-/* A layer's kernel is compiled twice, for one image and for as many as a vector holds. */
-#define GP_KERNEL(k, ...)                                                                  \\
-  GP_STATIC void gp_one_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) {  \\
-    enum { L = 1 };                                                                        \\
-    (void)z;                                                                               \\
-    __VA_ARGS__                                                                            \\
-  }                                                                                        \\
-  GP_STATIC void gp_many_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) { \\
-    enum { L = GP_V };                                                                     \\
-    (void)z;                                                                               \\
-    __VA_ARGS__                                                                            \\
-  }
-#if ${NET}_LANES
-#define GP_MANY m->many
-#else
-#define GP_MANY (int32_t *)0
-#endif
-/* Layer i by kernel k, K filters together: this thread's part of n filters. */
-#define GP_CALL(k, i, K, x, y, z, n)                                                                        \\
-  {                                                                                                         \\
-    const int32_t *begin = m->begin + BEGIN##i;                                                             \\
-    const int first = gp_first(begin, GP_UP(n, K), part, parts) * (K);                                      \\
-    const int end = gp_first(begin, GP_UP(n, K), part + 1, parts) * (K);                                    \\
-    const int32_t *offset = ((L) == 1 ? m->offset : GP_MANY) + OFFSET##i;                                   \\
-    ((L) == 1 ? gp_one_##k : gp_many_##k)(x, y, z, (gp_taps){m->bias + BIAS##i, m->value + VALUE##i, offset, begin}, \\
-                                          first, GP_LESS(end, n));                                          \\
-    gp_wait(c, parts);                                                                                      \\
-  }
-#define GP_ALONE(...)                  \\
-  {                                    \\
-    if (part == 0) { __VA_ARGS__ }     \\
-    gp_wait(c, parts);                 \\
-  }
-
-$layers
-
-void ${net}_load(const unsigned char *data, ${net}_model *m) {
-#if ${NET}_LANES
-#define GP_SIDE(i) m->many + OFFSET##i
-#else
-#define GP_SIDE(i) 0
-#endif
-#define GP_LOAD(i)                                                                               \\
-  data = gp_expand(data, &shape, m->bias + BIAS##i, m->value + VALUE##i, m->offset + OFFSET##i, \\
-                   GP_SIDE(i), m->begin + BEGIN##i)
-$loads
-  (void)data, (void)m;
-}
-
-/* All threads of an image wait here for each other before the next operation. */
-GP_INLINE void gp_wait(${net}_context *c, const int parts) {
-#if ${NET}_SHARED
-  if (parts == 1) return;
-  const int turn = atomic_load(&c->turn);
-  if (atomic_fetch_add(&c->arrived, 1) == parts - 1) {
-    atomic_store(&c->arrived, 0);
-    atomic_fetch_add(&c->turn, 1);
-  } else {
-    for (int n = 0; atomic_load(&c->turn) == turn; n++)
-      if (n > 4000) sched_yield();
-  }
-#else
-  (void)c, (void)parts;
-#endif
-}
-
-/* Layers are shared out among the parts; the first part alone does the rest. */
-GP_INLINE void gp_forward(const ${net}_model *m, ${net}_context *c, float *a, $arguments, const int L, const int part,
-                          const int parts) {
-$calls
-  (void)m;
-}
-
-void ${net}_init(${net}_context *c) {
-  memset(c, 0, sizeof *c);
-#if ${NET}_LANES
-  c->side = GP_V;
-#endif
-}
-
-void ${net}_run(const ${net}_model *m, ${net}_context *c, int images, $arguments) {
-  int i = 0;
-#if ${NET}_LANES
-  for (; images >= c->side && i + GP_V <= images; i += GP_V) gp_forward(m, c, c->many, $given, GP_V, 0, 1);
-#endif
-  for (; i < images; i++) gp_forward(m, c, c->arena, $given, 1, 0, 1);
-}
-
-#if ${NET}_SHARED
-void ${net}_share(const ${net}_model *m, ${net}_context *c, int part, int parts, $arguments) {
-  gp_forward(m, c, c->arena, $names, 1, part, parts);
-}
-#endif
-
-$weights
-""")
-MAIN = Template("""\
-/* $command main.c $net.c -lm -o $net */
-#include <stdio.h>
-#include "$net.h"
-
-static ${net}_model model;
-static ${net}_context context;
-$arrays
-
-int main(void) {
-  ${net}_load(${net}_weights, &model);
-  ${net}_init(&context);
-  ${net}_run(&model, &context, 1, $names);
-  for (int i = 0; i < $first; i++) printf("%g\\n", output$suffix[i]);
-  return 0;
-}
-""")
 
 
 @dataclass
@@ -245,15 +63,15 @@ class Source:
             f"#define {macro} {x.size} /* numbers of one image: {' x '.join(map(str, x.shape)) or 1} */"
             for _, macro, x in (*self.inputs, *self.outputs)
         ]
-        return HEADER.substitute(
+        return _text("template.h").substitute(
             self._names(), shapes="\n".join(shapes), arena=self.arena(), many=self.arena(True), **self.sizes()
         )
 
     def source(self, weights: bool = True) -> str:
         """The whole source; without weights for a program that hands them to ``load`` itself."""
-        return SOURCE.substitute(
+        return _text("template.c").substitute(
             self._names(),
-            kernels=(resources.files(__package__) / "kernels.c").read_text(encoding="utf-8"),
+            kernels=_text("kernels.c").template,
             geometry="\n".join(self._geometry()),
             places="\n".join(self._places()),
             tables="\n".join(self.calls.tables),
@@ -271,7 +89,7 @@ class Source:
         arrays += [f"static float {name}[{macro}];" for name, macro, _ in self.outputs]
         names = ", ".join(name for name, _, _ in (*self.inputs, *self.outputs))
         first, macro, _ = self.outputs[0]
-        return MAIN.substitute(
+        return _text("template_main.c").substitute(
             self._names(), arrays="\n".join(arrays), names=names, first=macro, suffix=first.removeprefix("output")
         )
 
@@ -358,6 +176,11 @@ class Source:
             "static const uint64_t gp_data[] = {\n" + ",\n".join(lines) + "};\n"
             f"const unsigned char *const {self.name}_weights = (const unsigned char *)gp_data;"
         )
+
+
+def _text(name: str) -> Template:
+    """A C file of this package."""
+    return Template((resources.files(__package__) / name).read_text(encoding="utf-8"))
 
 
 def _numbered(values: Sequence[Value]) -> list[tuple[str, Value]]:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.c.compiled import Library, compiler, library
 from gibbsprune.export.c.fuse import fused
+from gibbsprune.export.c.library import Library, compiler, library
 from gibbsprune.export.c.lower import lowered
 from gibbsprune.export.c.network import Network
 from gibbsprune.export.c.pack import BYTES
