@@ -61,7 +61,8 @@ def test_same_function(name: str, compiler: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CC", compiler)
     model, module, state = graph(name)
     generator = torch.Generator().manual_seed(1)
-    for structure, sparsity in MASKS[(NETWORKS.index(name) + (compiler == "clang")) % 2 :: 2]:
+    masks = MASKS[(NETWORKS.index(name) + (compiler == "clang")) % 2 :: 2]
+    for structure, sparsity in masks[: 1 if name == "resnet20" else None]:
         model.load_state_dict(state)
         prune(model, structure, sparsity, generator)
         source = Source(fused(Lowering(module, ZOO[name][1][0]).network), "net", 1)
@@ -124,7 +125,7 @@ def check(model: nn.Module, x: Tensor) -> None:
         assert_close(model, outputs(found(batch)), batch)
 
 
-@pytest.mark.parametrize("size", [(11, 16), (7, 9), (1, 5), (8, 33)])
+@pytest.mark.parametrize("size", [(11, 16), (7, 9), (1, 33)])
 def test_convolutions_of_every_kind(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     kinds = itertools.product((1, 2, 3), (1, 2, 3, 5), ((0, 0), (1, 2), (4, 3)), (1, 2), (1, 2, 6))
@@ -135,7 +136,7 @@ def test_convolutions_of_every_kind(size: tuple[int, int]) -> None:
             strides = (stride, 1 + i % 2)
             layers.append(nn.Conv2d(6, 6, kernel, strides, padding, dilation, groups, bias=i % 5 > 0))
             layers[-1].weight.data *= torch.rand_like(layers[-1].weight) < (0.3, 1.0)[i % 2]
-    check(Several(*layers[:24], nn.ConvTranspose2d(6, 4, 3, 2, 1, groups=2)), torch.randn(2, 6, *size))
+    check(Several(*layers[::3], nn.ConvTranspose2d(6, 4, 3, 2, 1, groups=2)), torch.randn(2, 6, *size))
 
 
 def test_activations() -> None:
