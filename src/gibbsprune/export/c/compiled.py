@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from gibbsprune.errors import UserError
+from gibbsprune.export.aten import arguments
 from gibbsprune.export.c.library import FLAGS, Library, compiler, library, machine
 from gibbsprune.export.c.pack import BYTES
 from gibbsprune.export.c.source import Source
 from gibbsprune.export.c.write import network
 from gibbsprune.export.onnx import compared, prepared
-from gibbsprune.export.tracing import as_inputs
 
 TOLERANCE = 1e-4
 
@@ -80,8 +80,8 @@ def compile_c(
         raise UserError(f"dtype is '{dtype}'; allowed for C are {', '.join(BYTES)}.")
     if threads < 1 or rounds < 1:
         raise UserError(f"threads are {threads} and rounds {rounds}; both must be at least 1.")
-    given = tuple(x.cpu() for x in as_inputs(example_inputs))
     plain, inputs = prepared(model, example_inputs)
+    given = tuple(x.cpu() for x in arguments(example_inputs)[0])
     if compiler() is None:
         warnings.warn(
             "no C compiler (cc, gcc or clang) was found, so the network stays as it is.", UserWarning, stacklevel=2

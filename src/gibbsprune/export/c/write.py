@@ -66,8 +66,8 @@ def export_c(
         folder: where to write; made where it is missing.
         name: that of the files and of everything public in them.
         dtype: how weights are stored, "float32", "float16" or "int8" (a scale for each filter); arithmetic is float32.
-        mean: given with ``std``, the C function takes raw pixels, uint8 of shape (rows, columns, channels), and computes
-            (pixel / 255 − mean) / std itself; else it takes floats of shape (channels, rows, columns).
+        mean: given with ``std``, the C function takes raw pixels, uint8 of shape (rows, columns, channels), and
+            computes (pixel / 255 − mean) / std itself; else it takes floats of shape (channels, rows, columns).
         std: the standard deviation of each channel, of pixels / 255 as the mean is.
 
     Where this machine has a C compiler the source is compiled and compared with PyTorch before it is written.
