@@ -127,7 +127,7 @@ def ddp(rank, folder):
     run[2].masks["5"].mask[0, rank] ^= True
     out["mask"] = refusal(run[2].step)
     run = make_run("weight", check_ranks=1)
-    run[2]._generators[torch.device("cpu")].manual_seed(rank)
+    run[2]._drawing.generators[torch.device("cpu")].manual_seed(rank)
     out["stream"] = refusal(run[2].step)
     run = make_run("weight", check_ranks=0)
     run[2].masks["5"].mask[0, rank] ^= True

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
 from .errors import UserError
-from .export import accelerate, compact, export_onnx, export_pt2, load_packed, packed_size, save_packed
+from .export import (
+    accelerate,
+    compact,
+    compile_c,
+    export_c,
+    export_onnx,
+    export_pt2,
+    load_packed,
+    packed_size,
+    save_packed,
+)
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
@@ -41,8 +51,10 @@ __all__ = [
     "Weight",
     "accelerate",
     "compact",
+    "compile_c",
     "converged_mask",
     "energy",
+    "export_c",
     "export_onnx",
     "export_pt2",
     "hold_zeros",

@@ -1,4 +1,4 @@
-"""``gibbsprune export``: a finished run as ONNX, a torch.export program, a packed file or safetensors."""
+"""``gibbsprune export``: a finished run as C, ONNX, a torch.export program, a packed file or safetensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gibbsprune.errors import UserError
 
 #: The formats, the types of stored weights that each can have, and its file's name.
 FORMATS = {
+    "c": (("float32", "float16", "int8"), "c"),
     "onnx": (("float32", "float16"), "model.onnx"),
     "pt2": (("float32",), "model.pt2"),
     "packed": (("float32", "float16", "int8"), "model.packed"),
@@ -27,11 +28,11 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("--format", default="onnx", metavar="NAME", help="onnx, pt2, packed or safetensors (onnx)")
+    parser.add_argument("--format", default="onnx", metavar="NAME", help="c, onnx, pt2, packed or safetensors (onnx)")
     parser.add_argument("--compact", action="store_true", help="leave out pruned channels first; the same function")
     parser.add_argument("--fold", action="store_true", help="with --compact: fold batch norms into convolutions")
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="float32, float16 or int8 (float32)")
-    parser.add_argument("--out", metavar="FILE", help="where to write (a file in the run's folder)")
+    parser.add_argument("--out", metavar="FILE", help="where to write (in the run's folder); for c a folder")
     add_trust(parser)
     parser.set_defaults(handler=handle, parser=parser)
 
@@ -55,7 +56,7 @@ def handle(options: argparse.Namespace) -> int:
     check_not_own(out)
     model = run.model
     if options.compact:
-        carries_graph = options.format in ("onnx", "pt2")
+        carries_graph = options.format in ("c", "onnx", "pt2")
         prefer = "speed" if carries_graph else "size"
         model = compact(model, run.images[:2], fold_batch_norm=options.fold, prefer=prefer)
         print(model.report)
@@ -71,6 +72,8 @@ def _written(options: argparse.Namespace, run: Any, model: Any, out: Path) -> st
     from gibbsprune.export.packed import load_packed, packed_size, save_packed
     from gibbsprune.export.runs import accuracy
 
+    if options.format == "c":
+        return _write_c(run, model, out, options.dtype)
     before = accuracy(run.model, run.images, run.labels)
     if options.format in ("onnx", "pt2"):
         images = run.images[:32]
@@ -93,6 +96,15 @@ def _written(options: argparse.Namespace, run: Any, model: Any, out: Path) -> st
         size = _write_safetensors(model, again, out, options.dtype)
     after = accuracy(again, run.images, run.labels)
     return f"{out}: {size}. Accuracy on {len(run.labels)} test images {before:.2%}, read back {after:.2%}."
+
+
+def _write_c(run: Any, model: Any, out: Path, dtype: str) -> str:
+    """Write the network with its preprocessing: raw pixels come in."""
+    from gibbsprune import data
+    from gibbsprune.export.c import export_c
+
+    mean, std = data.load(run.spec.data).statistics(run.spec.recipe.standardise)
+    return str(export_c(model, run.images[:2], out, dtype=dtype, mean=mean.tolist(), std=std.tolist()))
 
 
 def _write_safetensors(model: Any, again: Any, out: Path, dtype: str) -> str:
