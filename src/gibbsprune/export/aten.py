@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -194,8 +195,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _picky(guard: str) -> bool:
     """Whether the model took one of several ways because of a size, such as one divisible by its window."""
-    _, equal, right = guard.partition(" == ")
-    return "%" in guard or (equal != "" and not right.strip("() ").isdigit() and "size()" in right)
+    plain = r"[^ ]+size\(\)\[\d+\]"
+    return "%" in guard or (" == " in guard and not re.fullmatch(rf"{plain} == (\d+|{plain})", guard))
 
 
 def _mutates(graph: fx.Graph) -> bool:
