@@ -1,10 +1,10 @@
-# make setup | demo | test | lint | bench | docs
+# make setup | demo | test | lint | bench | docs | paper
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench docs clean
+.PHONY: setup demo test lint bench docs paper clean
 
 setup: $(STAMP)
 
@@ -18,8 +18,8 @@ demo: setup
 	$(BIN)/gibbsprune demo
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks docs/hooks docs/img
-	$(BIN)/ruff format --check src tests benchmarks docs/hooks docs/img
+	$(BIN)/ruff check src paper tests benchmarks docs/hooks docs/img
+	$(BIN)/ruff format --check src paper tests benchmarks docs/hooks docs/img
 	$(BIN)/mypy
 
 test: lint
@@ -28,6 +28,9 @@ test: lint
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
+
+paper: setup
+	$(BIN)/python -m paper
 
 bench: setup
 	$(BIN)/python benchmarks/sampling.py

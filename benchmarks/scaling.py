@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 import gibbsprune as gp
-from gibbsprune.law import Law, Site
+from gibbsprune.law import Law
+from gibbsprune.site import Site
 from gibbsprune.structures import as_structure
 from sampling import processor
 

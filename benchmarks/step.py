@@ -63,9 +63,9 @@ def engine_for(case: str, model: str, arrays: Arrays, device: torch.device, auto
     spec = RunSpec(data="cifar10", model=model, recipe=RECIPES["paper"], **CASES[case])
     engine = Engine([spec], arrays, device, autotune=autotune)
     if case.startswith("torch.nn.utils.prune"):
-        mask_with_prune(engine.model)
+        mask_with_prune(engine.network.model)
     elif case.startswith("torch.ao.pruning"):
-        mask_with_ao(engine.model)
+        mask_with_ao(engine.network.model)
     if case.endswith(PLAIN):
         engine.losses = engine._losses
     return engine

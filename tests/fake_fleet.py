@@ -16,13 +16,18 @@ class FakeFleet:
     diverges_at = None  # the epoch whose loss is NaN
 
     def __init__(self, specs, arrays, device="cpu", autotune=False, ranks=None):
-        self.specs = list(specs)
+        self.specs, self.arrays, self.device = list(specs), arrays, torch.device(device)
+        self.waits = [0] * len(specs)
+        self.how = {"precision": "float32", "compiled": False, "autotune": autotune}
         self.epoch = 0
         self.epochs = specs[0].total_epochs
         self.generators = [torch.Generator().manual_seed(spec.seed) for spec in specs]
         self.weights = [0.1 * torch.randn(SHAPE, generator=g) for g in self.generators]
         self.drawn = [torch.ones(SHAPE, dtype=torch.bool) for _ in specs]
         self.final = None
+
+    def starts_engine(self):
+        return False
 
     def converged(self, k):
         squares = self.weights[k].square()
@@ -70,6 +75,8 @@ class FakeFleet:
             {
                 "accuracy": 0.97 + 0.01 * k,
                 "accuracy_converged": 0.971,
+                "accuracy_recalibrated": 0.972,
+                "loss": 0.1,
                 "agreement": 0.999,
                 "sparsity": 0.0 if spec.method == "dense" else spec.sparsity,
                 "parameters": 600,

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from fake_fleet import FakeFleet
-from gibbsprune.cli import main, plan
+from gibbsprune.cli import dry_run, main
 from gibbsprune.training import pictures, run
 from gibbsprune.training.spec import RunSpec
+
+REHEARSAL = Path(__file__).parents[1] / "examples" / "rehearsal.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def place(monkeypatch, tmp_path):
     monkeypatch.setenv("GIBBSPRUNE_DATA", str(tmp_path / "data"))
     fresh = type("Fresh", (FakeFleet,), {})
     monkeypatch.setattr(run, "Fleet", fresh)
-    monkeypatch.setattr(plan, "Fleet", fresh)
+    monkeypatch.setattr(dry_run, "Fleet", fresh)
     monkeypatch.setattr(pictures, "available", lambda: False)
     return fresh
 
@@ -42,14 +44,14 @@ options:
 commands:
   COMMAND
     train     train and prune a network, or resume a run
+    sweep     any set of runs, declared in a file: run, status, report
     compare   train all methods on one task: one table, one picture
+    tune      tune β ranges and the coupling on held-out training images
     demo      a first look: prune a small network on digits, under three minutes on a CPU
     export    write a run's network for use elsewhere, checked
     profile   measure a network: size, multiply-adds, latency; dense, pruned and compact
     data      fetch a data set
     describe  count the parameters of networks by kind
-    suite     the paper's evaluation: list, run, see where it stands
-    report    tables, figures and a page from the results of a suite
 
 try:
   gibbsprune demo                                      a first look, under three minutes on a CPU
@@ -204,12 +206,12 @@ def test_include_and_exclude_reach_the_run():
         ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
         ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
-        ("train --lr fast", "The recipe's lr is 'fast'; it must be a number above 0."),
-        ("train --milestones 9,3", "The recipe's milestones are (9, 3); they must increase."),
-        ("train --recipe best", "The recipe 'best' is unknown; allowed are paper, modern, digits."),
+        ("train --lr fast", "the recipe's lr is 'fast': allowed are numbers above 0"),
+        ("train --milestones 9,3", "the recipe's milestones is (9, 3): allowed are rising epochs"),
+        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits'"),
         (
             "train --sparsity 90",
-            "sparsity is the fraction removed and must lie in [0, 1), but 90.0 was given",
+            "sparsity is 90.0: allowed are numbers from 0 up to but not 1",
         ),
         ("train --sparsity much", "--sparsity: must be a number, but 'much' was given"),
         ("train --seed 1.5", "--seed: must be a whole number, but '1.5' was given"),
@@ -224,7 +226,7 @@ def test_include_and_exclude_reach_the_run():
         ),
         (
             "train --structure kernel --hamiltonian square",
-            "hamiltonian 'square' is not possible for structure 'kernel'; possible are quadratic, sign, binary",
+            "hamiltonian is 'square': allowed are 'quadratic', 'sign', 'binary' with structure 'kernel'",
         ),
         ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
         ("train --device cuda:99", "device 'cuda:99' is not available: torch sees"),
@@ -232,7 +234,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --data birds.npz", "birds.npz"),
         (
             "train --data birds",
-            "The data set 'birds' is unknown; allowed are digits, cifar10, or a path ending in",
+            "data is 'birds': allowed are 'digits', 'cifar10' and paths ending in",
         ),
         ("train --resume nowhere", "nowhere holds no run (it has no run.json)"),
         ("train --resume r --lr 0.1", "--resume continues a run as it was started; leave out --lr"),
@@ -244,11 +246,13 @@ def test_include_and_exclude_reach_the_run():
             f"train --out {'x' * 300}",
             f"{'x' * 300}/run.json: File name too long",
         ),
-        (f"export {'x' * 300}", f"{'x' * 300}/run.json: File name too long"),
+        (f"export {'x' * 300}", f"{'x' * 300}/result.json: File name too long"),
         ("train --out r\udcff", "'r\\udcff' is not text in UTF-8; choose another name"),
-        ("report results --docs d --no-docs", "give --docs or --no-docs, not both"),
-        ("suite run rehearsal --address h:1 --dry-run", "--address h:1 is of a Ray cluster; give --engine ray as well"),
-        ("suite run rehearsal --cpus 1 --dry-run", "--cpus 1.0 is of a Ray cluster; give --engine ray as well"),
+        (
+            f"sweep run {REHEARSAL} --address h:1 --dry-run",
+            "--address h:1 is of a Ray cluster; give --engine ray as well",
+        ),
+        (f"sweep run {REHEARSAL} --cpus 1 --dry-run", "--cpus 1.0 is of a Ray cluster; give --engine ray as well"),
         ("train --method dense --sparsity 0.5", "--sparsity is for methods that prune, not for 'dense'"),
         ("train --method dense --structure kernel", "--structure is for methods that prune, not for 'dense'"),
         ("train --data=", "--data has an empty value; give it one, or leave it out"),
@@ -267,7 +271,7 @@ def test_mistakes_are_one_sentence_and_status_two(capsys, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["report", ""]]
+    "arguments", [["train", "--out", ""], ["train", "--method", "reinit", "--from", " "], ["sweep", "report", ""]]
 )
 def test_an_empty_word_is_not_a_value(capsys, arguments):
     assert main(arguments) == 2

@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import matplotlib.image
@@ -18,16 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 from gibbsprune import data
+from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
+from gibbsprune.sweeps.comparison import Entry, choose, runs
+from gibbsprune.sweeps.comparison_picture import STYLES, draw_comparison
+from gibbsprune.sweeps.comparison_report import Row, result_table, spread, title, write_report
 from gibbsprune.training import pictures
-from gibbsprune.training.comparison import LARGEST, Entry, choose, plan, train
-from gibbsprune.training.comparison_picture import STYLES, draw_comparison
-from gibbsprune.training.comparison_report import Row, result_table, spread, title, write_report
-from gibbsprune.training.folder import RunFolder, read_metrics
-from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL
 
@@ -71,17 +69,17 @@ def test_methods_with_settings():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--methods", "gibbs,magic"], f"unknown method 'magic'; it must be one of {', '.join(METHODS)}"),
+        (["--methods", "gibbs,magic"], f"method is 'magic': allowed are {listed(METHODS)}"),
         (["--methods", "l1,l1"], "l1 is named twice"),
         (["--methods", ","], "--methods is ','; it must be names separated by commas"),
-        (["--methods", "l1", "--structure", "filter"], "method 'l1' has no structure 'filter'; it has weight"),
-        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds'; its settings: penalty"),
-        (["--methods", "l1:penalty=-1"], "penalty is '-1'; it must be a number of at least 0"),
+        (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
+        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
+        (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
-        (["--structure", "row"], "unknown structure 'row'; it must be one of weight, kernel, filter"),
-        (["--sparsity", "1"], "sparsity is the fraction removed and must lie in [0, 1), but 1.0 was given"),
+        (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
-        (["--recipe", "soup"], "The recipe 'soup' is unknown; allowed are paper, modern, digits."),
+        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
     ],
 )
@@ -95,47 +93,31 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 # -- its runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_equally_many_epochs_are_a_fleet_and_those_that_start_from_others_come_later(tmp_path):
-    fleets = plan(choose("weight"), BASE, [0, 1], tmp_path)
-    assert [sorted({cell.entry.label for cell in fleet}) for fleet in fleets] == [
-        ["dense", "gibbs", "gradual", "l1", "random-mask", "targeted-dropout", "targeted-dropout:ramping"],
-        ["lottery"],
-        ["magnitude"],
-        ["reinit"],
-    ]
-    assert [len(fleet) for fleet in fleets] == [14, 2, 2, 2]
-    assert [fleet[0].spec.own_epochs for fleet in fleets] == [25, 100, 9, 25]
-    cells = {(cell.entry.label, cell.spec.seed): cell for fleet in fleets for cell in fleet}
+def test_runs_start_from_the_comparisons_own():
+    compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 20
     for seed in (0, 1):
-        assert cells["magnitude", seed].spec.setting("from") == str(cells["dense", seed].folder)
-        assert cells["reinit", seed].spec.setting("from") == str(cells["gibbs", seed].folder)
-        assert cells["magnitude", seed].spec.total_epochs == 25 + 9
-    assert len({cell.folder for cell in cells.values()}) == 20
+        assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
+        assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()
+        assert compared["magnitude", seed].total_epochs == 25 + 9
 
 
-def test_filters_and_stretched_methods(tmp_path):
-    filters = [
-        cell for fleet in plan(choose("filter"), BASE.replace(structure="filter"), [0], tmp_path) for cell in fleet
-    ]
-    for cell in filters:
-        source = {"thinet": "dense", "filter-l1": "dense", "reinit": "gibbs"}.get(cell.entry.method)
-        assert (cell.source.entry.label if cell.source else None) == source
+def test_filters_and_stretched_methods():
+    for one in runs(choose("filter"), BASE.replace(structure="filter"), [0]):
+        source = {"thinet": "dense", "filter-l1": "dense", "reinit": "gibbs"}.get(one.entry.method)
+        assert (one.source.method if one.source else None) == source
     entries = choose("weight", ["magnitude:stretch=2", "gibbs:stretch=2"])
-    (first, second, third) = plan(entries, BASE, [0], tmp_path)
-    assert [cell.spec.own_epochs for cell in (*first, *second, *third)] == [25, 50 + 9, 50]
-    assert second[0].source is None  # no dense run of the same length: it trains its own
+    (dense, longer, gibbs) = runs(entries, BASE, [0])
+    assert [one.spec.own_epochs for one in (dense, longer, gibbs)] == [25, 50 + 9, 50]
+    assert longer.source is None  # no dense run of the same length: it trains its own
 
 
-def test_folders_are_named_after_the_runs_wherever_they_lie(tmp_path):
-    one, other = (plan(choose("weight"), BASE, [0, 1], tmp_path / place) for place in ("here", "there"))
-    assert [f[0].fleet.name for f in one] == [f[0].fleet.name for f in other]
-    seeds = plan(choose("weight"), BASE, [0, 2], tmp_path / "here")
-    assert not {f[0].fleet for f in one} & {f[0].fleet for f in seeds}
-
-
-def test_fleets_do_not_grow_without_bound(tmp_path):
-    fleets = plan(choose("weight", ["dense"]), BASE, range(LARGEST + 3), tmp_path)
-    assert [len(fleet) for fleet in fleets] == [LARGEST, 3]
+def test_a_run_costs_its_share_of_the_fleet_and_the_run_that_it_continues():
+    dense, tuned, gibbs, again = runs(choose("weight", ["dense", "magnitude", "gibbs", "reinit"]), BASE, [0])
+    took = {
+        one.spec.name(): {"seconds": 10.0 * (i + 1), "fleet": 2} for i, one in enumerate((dense, tuned, gibbs, again))
+    }
+    assert [one.seconds(took) for one in (dense, tuned, gibbs, again)] == [5, 10 + 5, 15, 20]
 
 
 def test_the_folder_tells_what_is_compared():
@@ -230,9 +212,9 @@ def test_a_comparison_of_all_methods(place, capsys):
     words = command(place, "--epochs", "2", "--seeds", "0-1", "--sparsity", "0.5", "--out", str(out))
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "20 runs in 4 fleets" in said
-    assert "[1/4] gibbs, dense, l1" in said
-    assert {path.name for path in out.iterdir()} == {"runs", "compare.md", "compare.json", "compare.png"}
+    assert "0.5, 2 seeds: 20 runs\n" in said
+    made = {"runs", "results", "pace.json", "compare.md", "compare.json", "compare.png"}
+    assert {path.name for path in out.iterdir()} == made
     told = json.loads((out / "compare.json").read_text())
     assert (told["recipe"]["name"], told["recipe"]["epochs"], told["seeds"]) == ("digits", 2, [0, 1])
     rows = told["rows"]
@@ -249,56 +231,48 @@ def test_a_comparison_of_all_methods(place, capsys):
         deviation = 100 * statistics.stdev(row["accuracies"])
         assert f"| {row['label']} " in said
         assert f"{100 * row['accuracy']:.2f} ± {deviation:.2f}" in said
-    runs = {row["label"]: [out / run for run in row["runs"]] for row in rows}
-    for gibbs, reinit in zip(runs["gibbs"], runs["reinit"]):
+    homes = {row["label"]: [out / run for run in row["runs"]] for row in rows}
+    for gibbs, reinit in zip(homes["gibbs"], homes["reinit"]):
         ours, theirs = load_file(reinit / "masks.safetensors"), load_file(gibbs / "masks.safetensors")
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
     assert main(words) == 0
     again = capsys.readouterr().out
-    assert again.count("finished before") == 4
+    assert again.splitlines()[1] == "nothing is missing"
     assert again[again.index("| method") :] == said[said.index("| method") :]
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*") if path.is_file()}
 
 
 def test_a_comparison_that_is_killed_goes_on_and_ends_the_same(place, capsys):
     """Killed within the second fleet, the one that starts from the first."""
-    options = ["--epochs", "2", "--seeds", "3", "--structure", "filter", "--sparsity", "0.5", "--methods", "filter-l1"]
+    options = ["--epochs", "8", "--seeds", "3", "--structure", "filter", "--sparsity", "0.5", "--methods", "filter-l1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     words = command(place, *options, "--out", str(place / "cut"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gibbsprune", *words], cwd=place, env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "gibbsprune", *words], cwd=place, env=environment, stdout=subprocess.PIPE, text=True
     )
-    (_, later) = plan(choose("filter", ["filter-l1"]), _base(place), [3], place / "cut")
-    deadline = time.monotonic() + 120
-    while len(read_metrics(later[0].folder / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.005)
+    lines = (line for line in process.stdout)
+    assert any(": 1 run of" in line for line in lines)
+    assert any(": 1 run of" in line for line in lines)
+    assert any("epoch 2/" in line for line in lines)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (place / "cut" / "compare.json").exists()
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "[1/2] dense: 1 runs of 2 epochs, finished before" in said
-    assert "[2/2] filter-l1: 1 runs of 5 epochs, continued" in said
+    assert said.count(": 1 run of") == 1, "the first was finished before"
     assert main(command(place, *options, "--out", str(place / "whole"))) == 0
     assert without_times(place / "cut") == without_times(place / "whole")
 
 
-def _base(place: Path) -> RunSpec:
-    return RunSpec(data=str(place / "few.npz"), model=SMALL, structure="filter", sparsity=0.5, recipe=RECIPES["digits"],
-                   epochs=2)  # fmt: skip
-
-
-def test_a_folder_left_by_a_process_that_was_killed_too_early_is_used(place):
-    """Killed after the folders were made and before anything was said about them."""
-    options = command(place, "--epochs", "1", "--seeds", "0-1", "--methods", "dense", "--out", str(place / "early"))
-    base = _base(place).replace(structure="weight", sparsity=0.9, recipe=RECIPES["digits"], epochs=1)
-    ((cell, _),) = plan(choose("weight", ["dense"]), base, [0, 1], place / "early")
-    cell.folder.mkdir(parents=True)
-    assert main(options) == 0
-    assert (cell.folder / "result.json").exists()
+def test_a_comparison_may_be_moved(place, capsys):
+    options = command(place, "--epochs", "1", "--seeds", "0", "--methods", "magnitude", "--out")
+    assert main([*options, str(place / "before")]) == 0
+    (place / "before").rename(place / "after")
+    capsys.readouterr()
+    assert main([*options, str(place / "after")]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "nothing is missing"
 
 
 def test_a_file_in_the_way_is_told(place, capsys):
@@ -308,25 +282,5 @@ def test_a_file_in_the_way_is_told(place, capsys):
 
 
 def test_an_unreadable_entry_names_what_is_allowed():
-    with pytest.raises(UserError, match=r"^unknown method ''; it must be one of gibbs, dense"):
+    with pytest.raises(UserError, match=r"^method is '': allowed are 'gibbs', 'dense'"):
         Entry.read(":rounds=2")
-
-
-def test_an_unfinished_comparison_that_was_moved_is_told(tmp_path):
-    def planned(folder):
-        entries = [Entry.read("gibbs"), Entry.read("reinit")]
-        return plan(entries, RunSpec(model="resnet8"), [0], tmp_path / folder)
-
-    (_, (later,)) = planned("before")
-    RunFolder.create(later.fleet, [later.spec], {}).unlock()
-    (tmp_path / "before").rename(tmp_path / "after")
-    fleets = planned("after")
-    sentence = f"^{fleets[1][0].fleet} starts from {later.spec.setting('from')}: the comparison was moved; move it back"
-    with pytest.raises(UserError, match=sentence):
-        train(fleets[1:], "cpu", None, lambda text: None)
-
-
-def test_a_comparison_that_was_moved_is_told(tmp_path):
-    ((cell,),) = plan([Entry.read("dense")], RunSpec(model="resnet8"), [0], tmp_path)
-    with pytest.raises(UserError, match="the comparison was moved, or its runs were; move it back, or choose another"):
-        cell.result()

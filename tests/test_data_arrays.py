@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gibbsprune.data import Arrays, load, load_npz
+from gibbsprune.data import Arrays, absolute, load, load_npz
 from gibbsprune.errors import UserError
 
 
@@ -42,7 +42,7 @@ def test_a_constant_channel_has_deviation_one_and_unknown_modes_are_refused() ->
     mean, std = arrays.statistics("channel")
     assert mean[1].item() == pytest.approx(0.2)
     assert std[1].item() == 1.0
-    with pytest.raises(UserError, match="'pixel'; allowed are 'global' and 'channel'"):
+    with pytest.raises(UserError, match="standardise is 'pixel': allowed are 'global', 'channel'"):
         arrays.statistics("pixel")
 
 
@@ -58,7 +58,7 @@ def test_holdout_splits_the_training_set_alone() -> None:
     assert sorted(together) == sorted(arrays.x_train.flatten(1).tolist())
     assert all(abs(count - 21 / 4) <= 1 for count in held.y_test.bincount().tolist())
     for count in (0, 61):
-        with pytest.raises(UserError, match=f"holdout is {count}; it must lie between 1 and 60"):
+        with pytest.raises(UserError, match=f"holdout is {count}: allowed are whole numbers from 1 to 60"):
             arrays.holdout(count, seed=0)
 
 
@@ -181,7 +181,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 
 
 def test_unknown_names_list_what_is_allowed() -> None:
-    with pytest.raises(UserError, match=r"'mnist' is unknown; allowed are digits, cifar10, or a path ending in \.npz"):
+    with pytest.raises(UserError, match=r"data is 'mnist': allowed are 'digits', 'cifar10' and paths ending in \.npz"):
         load("mnist")
 
 
@@ -194,3 +194,26 @@ def test_digits_are_split_the_same_way_every_time() -> None:
     assert shares.min() > 0.19
     assert shares.max() < 0.21
     assert torch.equal(digits.x_test, load("digits").x_test)
+
+
+# -- held-out images, by name ------------------------------------------------------------------------------------------
+
+
+def test_a_name_says_how_many_training_images_are_held_out():
+    whole, tenth, some = (load(name) for name in ("digits", "digits:heldout", "digits:heldout=30"))
+    assert (len(tenth.x_test), len(some.x_test)) == (len(whole.x_train) // 10, 30)
+    for part in (tenth, some):
+        assert len(part.x_train) + len(part.x_test) == len(whole.x_train)
+    assert torch.equal(some.x_test, whole.holdout(30, 0).x_test)
+
+
+@pytest.mark.parametrize("name", ["digits:heldout=0", "digits:heldout=x", "digits:heldout5", "digits:heldout=-1"])
+def test_a_name_that_holds_out_nothing_is_refused(name):
+    with pytest.raises(UserError, match=r"^data is '.*': allowed are 'digits:heldout' and 'digits:heldout=5000'$"):
+        load(name)
+
+
+def test_a_path_stays_the_same_from_another_folder(tmp_path):
+    assert absolute("a.npz", tmp_path) == str(tmp_path / "a.npz")
+    assert absolute("a.npz:heldout=5", tmp_path) == str(tmp_path / "a.npz:heldout=5")
+    assert absolute("cifar10:heldout", tmp_path) == "cifar10:heldout"

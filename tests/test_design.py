@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,26 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gibbsprune"
 ORDER = [
     "errors",
+    "checks",
+    "files",
+    "text",
     "distributed",
     "structures",
     "threshold",
     "schedules",
     "hamiltonians",
     "samplers",
+    "site",
     "lanes",
+    "site",
     "law",
     "masking",
     "holding",
     "selection",
+    "budgets",
+    "drawing",
     "summary",
+    "saving",
     "pruner",
 ]
 FILES = [
@@ -71,15 +81,17 @@ def test_a_module_imports_only_from_those_before_it(path):
 @pytest.mark.parametrize("path", sorted((PACKAGE / "samplers").glob("*.py")), ids=lambda path: path.name)
 def test_samplers_know_nothing_of_weights_and_layers(path):
     outside = {name.split(".")[0] for name in imports(path)[0]} - {"samplers"}
-    assert outside <= ({"errors", "hamiltonians"} if path.name == "__init__.py" else set())
+    assert outside <= ({"checks", "hamiltonians", "threshold"} if path.name == "__init__.py" else set())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_core_needs_torch_and_numpy_only(path):
     allowed = {"torch", "numpy"} | ({"triton"} if path.name.endswith("_triton.py") else set())
+    allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
     standard = {
-        "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "fnmatch", "fractions", "functools",
-        "importlib", "math", "typing", "warnings",
+        "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
+        "fractions", "functools", "hashlib", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets",
+        "threading", "time", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 
@@ -92,3 +104,31 @@ def test_the_page_has_the_same_order():
 def test_no_file_of_the_core_is_long():
     for path in FILES:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path.name
+
+
+def test_importing_the_package_loads_no_training():
+    script = "import sys, gibbsprune; print([name for name in sys.modules if name.startswith('gibbsprune.training')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+TRAINING = [path for path in sorted((PACKAGE / "training").rglob("*.py")) if path.name != "__init__.py"]
+
+
+def test_imports_of_training_go_one_way():
+    """When modules are loaded; what is for types only, or is loaded where it is used, does not count."""
+    needs = {}
+    for path in TRAINING:
+        here = ["gibbsprune", *path.relative_to(PACKAGE).with_suffix("").parts]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+        bases = [(".".join(here[: len(here) - node.level]), node) for node in froms]
+        names = {f"{base}.{node.module}" if node.module else base for base, node in bases}
+        names |= {
+            ".".join(filter(None, [base, node.module, alias.name])) for base, node in bases for alias in node.names
+        }
+        needs[".".join(here)] = names
+    done: set[str] = set()
+    while ready := [name for name in needs if name not in done and not needs[name] & (needs.keys() - done)]:
+        done |= set(ready)
+    assert not needs.keys() - done, "these import each other"

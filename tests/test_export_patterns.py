@@ -1,4 +1,4 @@
-"""Patterns of well-known networks in small: the same function, no larger than what lives in it, or the report says why."""
+"""Patterns of well-known networks in small: the same function, no larger than what lives in it, or told why."""
 
 from __future__ import annotations
 

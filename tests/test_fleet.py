@@ -112,7 +112,7 @@ MIXED = [
 def unmasked(fleet: Fleet, k: int) -> nn.Module:
     """Run k with its stored weights, pruned ones included."""
     engine, i = fleet.home[k]
-    return engine.extract(i, fleet.arrays, {})
+    return engine.network.extract(i, fleet.arrays, {})
 
 
 def follow(specs, digits, allowed: float = 1e-4, rel: float = 1e-4) -> None:
@@ -334,7 +334,7 @@ def finished(digits):
     for _ in range(fleet.epochs):
         fleet.train_epoch()
     for engine in fleet.engines:
-        engine.betas.fill_(1e9)  # as after the last epoch of a longer run
+        engine.masks.betas.fill_(1e9)  # as after the last epoch of a longer run
     before = {"state": saved(fleet), "tested": fleet.evaluate(), "converged": [fleet.masks(k) for k in range(4)]}
     results = fleet.finish()
     return fleet, before, results
@@ -355,16 +355,16 @@ def test_an_extracted_model_is_the_masked_network(finished, digits):
     fleet, _, _ = finished
     engine = fleet.engines[0]
     x = torch.randn(5, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    engine.model.eval()
+    engine.network.model.eval()
     with torch.no_grad():
-        together = engine.model(x.flatten(1, 2)).unflatten(1, (4, -1))
+        together = engine.network.model(x.flatten(1, 2)).unflatten(1, (4, -1))
         for k in range(4):
             model = fleet.model(k)
             assert not model.training
             torch.testing.assert_close(model(x[:, k]), together[:, k], rtol=1e-4, atol=1e-5)
             for name, mask in fleet.masks(k).items():
                 assert torch.equal(model.get_submodule(name).weight != 0, mask)
-    engine.model.train()
+    engine.network.model.train()
 
 
 def test_accuracies_are_those_of_the_extracted_models(finished, digits):
@@ -424,7 +424,7 @@ def test_finishing_leaves_weights_statistics_and_data_streams_alone(finished):
         moved = [not torch.equal(a, b) for a, b in zip(own["mask_streams"], old["mask_streams"])]
         assert moved == [True, True, True, False]
     for engine in fleet.engines:
-        norms = [m for m in engine.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        norms = [m for m in engine.network.model.modules() if isinstance(m, nn.BatchNorm2d)]
         assert all(norm.momentum == SGD.bn_momentum for norm in norms)
 
 

@@ -3,6 +3,9 @@
 import copy
 import gc
 import io
+import subprocess
+import sys
+import threading
 import weakref
 
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gibbsprune as gp
-from gibbsprune.holding import _held, hold, hold_zeros
+from gibbsprune.holding import held, hold, hold_zeros
 
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
@@ -81,13 +84,76 @@ def test_zeros_survive_a_poisoned_momentum():
     assert torch.isfinite(parameter.grad).all()
 
 
-def test_a_copy_is_held_by_asking():
+def test_a_copy_takes_its_zeros_along():
     model = small_net()
     gp.GibbsPruner(model, sparsity=0.5).finalize(draw="converged")
-    twin = hold_zeros(copy.deepcopy(model))
+    twin, frozen = copy.deepcopy(model), {name: p.detach().clone() for name, p in model.named_parameters()}
     zeros = zeros_of(twin)
-    train(twin, torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9))
+    assert int(zeros["2.weight"].sum()) == 64
+    optimizer = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    optimizer.state[twin[2].weight]["momentum_buffer"] = torch.ones_like(twin[2].weight)
+    train(copy.deepcopy(twin), optimizer, 1)  # another copy, whose gradients are not its own
+    train(twin, optimizer)
     assert all(torch.equal(mask, zeros_of(twin)[name]) for name, mask in zeros.items())
+    assert not twin[2].weight.grad[zeros["2.weight"]].any()
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters())
+    assert not torch.equal(twin[2].weight, model[2].weight)
+
+
+def test_a_copy_of_other_weights_is_not_held():
+    model = small_net()
+    dense = copy.deepcopy(model.state_dict())
+    gp.GibbsPruner(model, sparsity=0.5).finalize(draw="converged")
+    model.load_state_dict(dense)
+    twin = copy.deepcopy(model)
+    train(twin, torch.optim.SGD(twin.parameters(), 0.01))
+    assert not any(bool(now.any()) for now in zeros_of(twin).values())
+
+
+def test_importing_touches_no_optimiser():
+    """The hook on all optimisers is set by the first layer that is held."""
+    script = """
+import gibbsprune, torch
+from torch.optim import optimizer
+assert not optimizer._global_optimizer_pre_hooks and not optimizer._global_optimizer_post_hooks
+layer = torch.nn.Linear(3, 3)
+layer.weight.data[0] = 0
+gibbsprune.hold_zeros(layer)
+gibbsprune.hold_zeros(layer)
+assert len(optimizer._global_optimizer_pre_hooks) == len(optimizer._global_optimizer_post_hooks) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_threads_train_and_hold_at_the_same_time():
+    """Each with models of its own, while others come and go."""
+    failures, switch = [], sys.getswitchinterval()
+
+    def work(seed):
+        try:
+            for _ in range(30):
+                layer = nn.Linear(4, 4)
+                with torch.no_grad():
+                    layer.weight[0] = 0
+                hold_zeros(layer)
+                optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+                for _ in range(3):
+                    layer(torch.ones(2, 4)).sum().backward()
+                    optimizer.step()
+                assert not layer.weight[0].any()
+        except Exception as error:
+            failures.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert not failures
 
 
 def test_a_pruned_model_from_disk_is_held_by_asking():
@@ -140,11 +206,11 @@ def test_a_held_layer_can_die():
     gc.collect()
     layer = a_layer([0.0, 0.0])
     hold(layer, torch.zeros(1, 2, dtype=torch.bool))
-    gone, weight, count = weakref.ref(layer), weakref.ref(layer.weight), len(_held)
+    gone, weight, count = weakref.ref(layer), weakref.ref(layer.weight), len(held())
     del layer
     assert gone() is None
     assert weight() is None
-    assert len(_held) == count - 1
+    assert len(held()) == count - 1
 
 
 @pytest.fixture
@@ -292,7 +358,7 @@ def test_weights_that_take_the_place_of_others_are_held_if_they_have_the_zeros()
 
 def test_a_weight_of_another_shape_is_trained_freely():
     model = small_net()
-    gp.GibbsPruner(model, 0.5).finalize("converged")
+    gp.GibbsPruner(model, 0.5, include="*").finalize("converged")
     model[4].weight = nn.Parameter(torch.ones(5, 8))
     model[4].bias = nn.Parameter(torch.ones(5))
     with pytest.warns(UserWarning, match="other weights were written over zeros that were held"):

@@ -58,7 +58,8 @@ def make_module(pl, seed=0, late=False):
         def make(self):
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
-                self.net = nn.Sequential(nn.Flatten(), nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 4))
+                hidden = (nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 12), nn.ReLU())
+                self.net = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(12, 4))
 
         def configure_model(self):
             if self.net is None:
@@ -257,7 +258,7 @@ def test_masks_on_other_layers_cannot_be_resumed(lightning, tmp_path):
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     for layers in ("net.*", "net.3"):
         other = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE, include=layers)], max_epochs=3)
-        with pytest.raises(gp.UserError, match=r"^the checkpoint has masks on other layers than this pruner: .*net.3$"):
+        with pytest.raises(gp.UserError, match=r"^the checkpoint has masks on other layers than this pruner: .*net.3"):
             other.fit(make_module(lightning), make_loader(), ckpt_path=tmp_path / "one.ckpt")
 
 

@@ -24,8 +24,8 @@ def draws(run, count: int = DRAWS) -> torch.Tensor:
     engine.set_schedules(0)
     found = []
     for _ in range(count):
-        engine.draw_masks()
-        rows = site.structure.rows(engine.mask_views()[run.places["second"]])
+        engine.masks.draw()
+        rows = site.structure.rows(engine.network.mask_views()[run.places["second"]])
         assert bool((rows == rows[:, :1]).all()), "a neighbourhood was torn apart"
         found.append(rows[:, 0].clone())
     return torch.stack(found)
@@ -83,7 +83,7 @@ def levels(epochs: int, stretch: int = 1, **settings) -> list[float]:
     found = []
     for epoch in range(epochs * stretch):
         run.engine.set_schedules(epoch)
-        found.append(run.engine.betas.item())
+        found.append(run.engine.masks.betas.item())
     return found
 
 
@@ -112,11 +112,11 @@ def test_runs_of_a_fleet_have_their_own_targets_rates_and_coins():
     together = Fleet(specs, digits).engines[0]
     together.set_schedules(0)
     for _ in range(3):
-        together.draw_masks()
+        together.masks.draw()
     for k, one in enumerate(specs):
         alone = Fleet([one], digits).engines[0]
         alone.set_schedules(0)
         for _ in range(3):
-            alone.draw_masks()
-        own = [view for (_, run, _), view in zip(together.sites, together.mask_views()) if run == k]
-        assert all(torch.equal(a, b) for a, b in zip(own, alone.mask_views(), strict=True)), one.name()
+            alone.masks.draw()
+        own = [view for (_, run, _), view in zip(together.network.sites, together.network.mask_views()) if run == k]
+        assert all(torch.equal(a, b) for a, b in zip(own, alone.network.mask_views(), strict=True)), one.name()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gibbsprune.methods import METHODS
-from gibbsprune.methods.gradual import cubic
-from gibbsprune.methods.lottery import round_sparsity
-from gibbsprune.methods.magnitude import largest, rates
 from gibbsprune.threshold import kept_count
+from gibbsprune.training.methods import METHODS
+from gibbsprune.training.methods.gradual import cubic
+from gibbsprune.training.methods.lottery import round_sparsity
+from gibbsprune.training.methods.magnitude import largest, rates
 from gibbsprune.training.network import new_model
 from method_bench import SMALL, few, kept, replica, spec
 
@@ -132,7 +132,7 @@ def test_the_last_phases_take_the_sources_place():
 )
 def test_the_mask_at_the_end_keeps_the_largest(method, structure, sparsity, stay):
     run = replica(method, structure, ORDERED if structure == "weight" else SHAPED, sparsity=sparsity)
-    (mask,) = run.engine.final_masks()
+    (mask,) = run.engine.masks.final()
     assert mask.flatten().nonzero().flatten().tolist() == stay
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
-from gibbsprune.methods.thinet import PLACES, choose, contributions, inputs_of, rescale
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.methods import METHODS
+from gibbsprune.training.methods.thinet import PLACES, choose, contributions, inputs_of, rescale
 from method_bench import SMALL, few, spec
 
 
@@ -162,8 +162,10 @@ def test_pruning_by_thinet_changes_the_outputs_less_than_by_chance():
 
 
 def test_thinet_needs_plain_convolutions():
-    with pytest.raises(UserError, match=r"^method 'thinet' prunes plain two-dimensional convolutions, not Linear\("):
+    with pytest.raises(UserError, match=r"^method 'thinet' prunes layers of Conv2d, not 1, 3$"):
         Fleet([spec("thinet", "filter", model="own_networks:perceptron")], few(32))
+    with pytest.raises(UserError, match=r"^method 'thinet' prunes plain two-dimensional convolutions, not Linear\("):
+        Fleet([spec("thinet", "filter", model="own_networks:perceptron", include="1")], few(32))
     with pytest.raises(UserError, match=r"^method 'thinet' needs zero padding given as numbers, not Conv2d\("):
         contributions(nn.Conv2d(2, 2, 3, padding="same"), torch.zeros(1, 2, 4, 4), seeded())
 

@@ -10,11 +10,12 @@ from torch import nn
 
 from gibbsprune.errors import UserError
 from gibbsprune.threshold import kept_count
-from gibbsprune.training.finished import Finished, save_finished
+from gibbsprune.training.finished import Finished
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.fuse import share
 from gibbsprune.training.optimizers import FlatOptimizer
 from method_bench import RECIPE, SMALL, few, spec
+from sweep_bench import keep
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def small(method: str, structure: str = "weight", **options):
 
 def unmasked(fleet: Fleet, k: int) -> nn.Module:
     engine, i = fleet.home[k]
-    return engine.extract(i, fleet.arrays, {})
+    return engine.network.extract(i, fleet.arrays, {})
 
 
 # -- l1 ----------------------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def test_the_penalty_is_on_the_layers_that_the_run_prunes(digits):
         small("l1", seed=1),
     ]
     engine = Fleet(specs, digits).engines[0]
-    names = {id(p): name for name, p in engine.model.named_parameters()}
+    names = {id(p): name for name, p in engine.network.model.named_parameters()}
     sizes = [p.numel() for p in engine.optimizer.parameters]
     found = {}
     for parameter, part in zip(engine.optimizer.parameters, engine.optimizer.penalty.split(sizes)):
@@ -118,18 +119,18 @@ def test_survivors_of_the_lottery_are_back_at_their_early_values_exactly(digits)
     def watch(step: int, steps: int) -> None:
         for k, at in ((0, 13), (1, 4)):
             if fleet.epoch * steps + step == at:
-                early[k] = {name: value.clone() for name, value in engine.run_state(k).items()}
+                early[k] = {name: value.clone() for name, value in engine.network.run_state(k).items()}
 
     masks = [fleet.masks(k) for k in range(2)]
     for sparsities in ((0.5, 1 - 0.4 ** (1 / 3)), (0.75, 1 - 0.4 ** (2 / 3)), (0.875, 0.6)):
         fleet.train_epoch(watch)
         fleet.train_epoch(watch)
-        trained = [{name: value.clone() for name, value in engine.run_state(k).items()} for k in range(3)]
+        trained = [{name: value.clone() for name, value in engine.network.run_state(k).items()} for k in range(3)]
         moments = engine.optimizer.state["velocity"].clone()
         engine.enter(fleet.epoch)
         for k, sparsity in enumerate(sparsities):
             for name, mask in engine.replicas[k].masks.items():
-                weight, before = engine.run_state(k)[f"{name}.weight"], trained[k][f"{name}.weight"]
+                weight, before = engine.network.run_state(k)[f"{name}.weight"], trained[k][f"{name}.weight"]
                 assert int(mask.sum()) == kept_count(sparsity, mask.numel())
                 assert bool((mask <= masks[k][name]).all()), "a pruned weight came back"
                 smallest = before[mask].abs().min()
@@ -137,13 +138,13 @@ def test_survivors_of_the_lottery_are_back_at_their_early_values_exactly(digits)
                 assert torch.equal(weight[mask], early[k][f"{name}.weight"][mask])
                 assert not torch.equal(weight[mask], before[mask])
                 masks[k][name] = mask.clone()
-            for name, value in engine.run_state(k).items():
+            for name, value in engine.network.run_state(k).items():
                 if value.dim():
                     assert torch.equal(value, early[k][name]), name
         own = engine.optimizer.run.long()
         assert not engine.optimizer.state["velocity"][own < 2].any()
         assert torch.equal(engine.optimizer.state["velocity"][own == 2], moments[own == 2])
-        for name, value in engine.run_state(2).items():
+        for name, value in engine.network.run_state(2).items():
             if value.dim():
                 assert torch.equal(value, trained[2][name]), name
     fleet.train_epoch()
@@ -167,7 +168,7 @@ def test_rates_after_each_phase_and_pruned_ones_stay_pruned(digits, method, stru
     for sparsity in (0.1, 0.2, 0.3, 0.4, 0.5, 0.55):
         fleet.train_epoch()
         fleet.evaluate()
-        for name, site in fleet.engines[0].names[0].items():
+        for name, site in fleet.engines[0].network.names[0].items():
             mask = fleet.masks(0)[name]
             assert int(mask.sum()) == kept_count(sparsity, site.count) * site.size
             assert bool((mask <= before[name]).all())
@@ -202,15 +203,15 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
 
     def watch(step: int, steps: int) -> None:
         if fleet.epoch * steps + step == 4:
-            states["early"] = {name: value.clone() for name, value in fleet.engines[0].run_state(0).items()}
+            states["early"] = {name: value.clone() for name, value in fleet.engines[0].network.run_state(0).items()}
 
     for epoch in range(4):
         if epoch == 2:
-            trained = {name: value.clone() for name, value in fleet.engines[0].run_state(0).items()}
+            trained = {name: value.clone() for name, value in fleet.engines[0].network.run_state(0).items()}
         fleet.train_epoch(watch)
     fleet.finish()
-    file = tmp_path / "first.safetensors"
-    save_finished(file, fleet.finished(0))
+    file = tmp_path / "first"
+    keep(file, fleet.finished(0))
     second = small("lottery", sparsity=0.875, settings={"rounds": 3, "rewind_step": 4, "from": str(file)})
     assert (second.own_epochs, second.total_epochs) == (6, 8)
     other = Fleet([second], digits)
@@ -220,7 +221,7 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
         before = trained[f"{name}.weight"].abs()
         assert int(mask.sum()) == kept_count(0.5, mask.numel())
         assert before[mask].min() >= before[~mask].max()
-    for name, value in engine.run_state(0).items():
+    for name, value in engine.network.run_state(0).items():
         if value.dim():
             assert torch.equal(value, states["early"][name]), name
     for _ in range(6):
@@ -240,14 +241,14 @@ def test_a_lottery_starts_after_the_first_training_of_another(digits, tmp_path):
 )
 def test_a_lottery_does_not_start_from_another_training(digits, tmp_path, changes, said):
     first = small("lottery", settings={"rounds": 1, "rewind_step": 4})
-    file = tmp_path / "first.safetensors"
-    save_finished(file, Fleet([first], digits).finished(0))
+    file = tmp_path / "first"
+    keep(file, Fleet([first], digits).finished(0))
     settings = {"rewind_step": 4, **changes.get("settings", {}), "from": str(file)}
     wanted = small("lottery", **{**changes, "settings": settings})
     with pytest.raises(UserError, match=said):
         Fleet([wanted], digits)
     bare = Fleet([first], digits).finished(0)
-    save_finished(file, Finished(bare.spec, bare.model, bare.masks))
+    keep(file, Finished(bare.spec, bare.model, bare.masks))
     with pytest.raises(UserError, match="holds the end of its training alone"):
         Fleet([small("lottery", settings={"rewind_step": 4, "from": str(file)})], digits)
 
@@ -269,7 +270,7 @@ def test_the_rounds_of_a_lottery_one_run_at_a_time(digits, tmp_path):
                 assert int(mask.sum()) == kept_count(sparsity, mask.numel())
                 assert bool((mask <= before.masks[name]).all()), "a pruned weight came back"
                 assert weight[mask].abs().min() >= weight[~mask].abs().max()
-            for name, value in engine.run_state(1).items():
+            for name, value in engine.network.run_state(1).items():
                 if value.dim():
                     assert torch.equal(value, early[f"early/{name}"]), name
         fleet.train_epoch()
@@ -279,8 +280,8 @@ def test_the_rounds_of_a_lottery_one_run_at_a_time(digits, tmp_path):
         before = fleet.finished(1)
         early = early or before.kept
         assert all(torch.equal(value, before.kept[name]) for name, value in early.items())
-        sources.append(str(tmp_path / f"round{number}.safetensors"))
-        save_finished(Path(sources[-1]), before)
+        sources.append(str(tmp_path / f"round{number}"))
+        keep(Path(sources[-1]), before)
     whole = small("lottery", settings={**same, "from": sources[1]})
     Fleet([whole], digits).engines[0].enter(0)  # the first training serves all rounds together as well
     for number, source in ((3, 2), (2, 1)):
@@ -300,7 +301,7 @@ def sources(digits, tmp_path_factory):
         fleet.train_epoch()
     fleet.finish()
     for k, one in enumerate(specs):
-        save_finished(folder / f"{one.method}.safetensors", Finished(one, fleet.model(k).state_dict(), fleet.final[k]))
+        keep(folder / one.method, Finished(one, fleet.model(k).state_dict(), fleet.final[k]))
     return folder
 
 

@@ -74,18 +74,18 @@ def test_the_global_generator_is_put_back() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("vgg", "'vgg' is unknown; allowed are resnet8, .*resnet110, or package.module:function"),
+        ("vgg", "model is 'vgg': allowed are 'resnet8', .*'resnet110' and package.module:function"),
         ("absent:f", "there is no module absent"),
         ("torch.absent:f", r"there is no module torch\.absent"),
         ("faulty:f", "importing faulty failed .*a_module_that_is_absent"),
         ("wrong:f", "importing wrong failed .*ZeroDivisionError"),
         ("mynets:absent", "the module mynets has no function 'absent'"),
         ("mynets:constant", "the module mynets has no function 'constant'"),
-        ("mynets:", "'mynets:' lacks its module or its function; give package.module:function"),
-        (":f", "':f' lacks its module or its function"),
+        ("mynets:", "model is 'mynets:': allowed are package.module:function with both of them"),
+        (":f", "model is ':f': allowed are package.module:function"),
         ("mynets:needy", "needs classes, width, depth; only classes, channels, generator can be passed"),
         ("mynets:number", r"returned a int; it must return a torch\.nn\.Module"),
-        ("mynets:broken", r"mynets:broken failed \(RuntimeError: no luck\)\.$"),
+        ("mynets:broken", r"mynets:broken failed \(RuntimeError: no luck\)$"),
     ],
 )
 def test_mistakes_are_named(name: str, sentence: str) -> None:

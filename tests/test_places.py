@@ -1,4 +1,4 @@
-"""Places: plain paths need nothing, everything else goes through fsspec, and a suite runs in either."""
+"""Places: plain paths need nothing, everything else goes through fsspec."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import torch
 
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
-from gibbsprune.experiments import drive, planner, store, suite
-from gibbsprune.experiments.orders import Orders
+from gibbsprune.files import WriteError, write_atomic
+from gibbsprune.sweeps import results
 from gibbsprune.training import checkpoint, places
-from gibbsprune.training.checkpoint import WriteError, write_atomic
 from gibbsprune.training.places import Remote, place
-from small_suite import few, small
 
 pytest.importorskip("fsspec", reason="needs fsspec")
+REHEARSAL = str(Path(__file__).parents[1] / "examples" / "rehearsal.yaml")
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_errors_of_a_filesystem_are_told_in_a_sentence(memory, monkeypatch):
     with pytest.raises(WriteError, match=f"^cannot write {memory}/x: Refused: no entry; what was saved before"):
         write_atomic(memory / "x", "")
     with pytest.raises(UserError, match=f"^cannot look into {memory}: Refused: no entry$"):
-        store.names(memory)
+        results.names(memory)
     with pytest.raises(UserError, match="cannot look into"):
         memory.exists()
 
@@ -128,40 +127,6 @@ def test_without_fsspec_the_extra_is_named(monkeypatch):
         UserError, match=r"^s3://a/b needs the package fsspec; install it with: .*gibbsprune\[cluster\]"
     ):
         place("s3://a/b")
-
-
-def test_a_suite_runs_in_memory_and_is_continued_there(memory, tmp_path):
-    """With a source that another cell starts from; cut off, then continued."""
-    cells = [cell for cell in small() if cell.spec.structure == "weight" and cell.spec.method != "dense"]
-    cells = [type(cell)(cell.spec.replace(epochs=2), 1) for cell in cells]
-    source = cells[0].spec
-    cells[1] = type(cells[1])(cells[1].spec.replace(settings={"from": source.name()}), 1)
-    orders = Orders(memory / "results", memory / "work", "cpu", at_most=1, evaluate_every=1, checkpoint_seconds=0)
-
-    def few_images(arrays):
-        return few("digits")
-
-    class Death(Exception):
-        pass
-
-    def die(text):
-        if text.startswith("epoch 2/2"):
-            raise Death
-
-    said = []
-    with pytest.raises(Death):
-        drive.run(cells, cells, orders, prepare=few_images, say=die)
-    assert planner.begun(orders.work) == {orders.work / planner.fleet_key([source]): [source]}
-    drive.run(cells, cells, orders, prepare=few_images, say=said.append)
-    assert said[1] == "continuing 1 runs from epoch 1"
-    assert said[-1] == "nothing is missing"
-    assert planner.saved(orders.work) == {source.name()}
-    assert planner.begun(orders.work) == {}
-    plain = Orders(tmp_path / "results", tmp_path / "work", "cpu", at_most=1, evaluate_every=1)
-    drive.run(cells, cells, plain, prepare=few_images, say=said.append)
-    for cell in cells:
-        there, here = (store.read(store.path(where, cell.spec)) for where in (orders.results, plain.results))
-        assert {**there, "seconds": 0} == {**here, "seconds": 0}
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -188,8 +153,7 @@ def test_mistakes_are_told_in_one_sentence(options, sentence, capsys, tmp_path, 
     if "127.0.0.1:1" in options:
         pytest.importorskip("ray", reason="needs Ray")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(suite.SUITES, "small", small)
-    assert main(["suite", "run", "small", *options.split()]) == 2
+    assert main(["sweep", "run", REHEARSAL, *options.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"gibbsprune: {sentence}")
     assert error.count("\n") == 1
@@ -198,6 +162,6 @@ def test_mistakes_are_told_in_one_sentence(options, sentence, capsys, tmp_path, 
 def test_without_ray_the_extra_is_named(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    assert main(["suite", "run", "rehearsal", "--engine", "ray"]) == 2
+    assert main(["sweep", "run", REHEARSAL, "--engine", "ray"]) == 2
     expected = "gibbsprune: --engine ray needs the package ray; install it with: pip install 'gibbsprune[cluster]'\n"
     assert capsys.readouterr().err == expected

@@ -4,8 +4,6 @@ import builtins
 import io
 import math
 
-import pytest
-
 from gibbsprune.training import progress
 
 
@@ -64,13 +62,6 @@ def test_a_fleet_shows_its_mean():
     shown.begin("fleet", 1)
     shown.epoch(1, [GIBBS, COLD])
     assert "accuracy  92.62 %" in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3723, "1:02:03"), (math.nan, "?")]
-)
-def test_clock(seconds, text):
-    assert progress.clock(seconds) == text
 
 
 def test_sparkline():

@@ -16,8 +16,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gibbsprune as gp
+from gibbsprune.law import Law
 from gibbsprune.masking import stored_weight
 from gibbsprune.threshold import kept_count
+
+ALL = ["3", "6", "8"]
 
 
 def small_net(seed=0):
@@ -95,7 +98,7 @@ def test_same_seed_same_masks():
 def test_masks_follow_the_law_of_their_layer():
     """The share of draws that keep each weight is σ(−2β(Q − w²)), Q of its own layer."""
     model, beta = small_net(), 20.0
-    pruner = gp.GibbsPruner(model, {"3": 0.9, "6": 0.3, "8": 0.6}, schedule=gp.ConstantSchedule(beta))
+    pruner = gp.GibbsPruner(model, {"3": 0.9, "6": 0.3, "8": 0.6}, include=ALL, schedule=gp.ConstantSchedule(beta))
     total = {name: torch.zeros(mask.shape) for name, mask in masks_of(pruner).items()}
     for _ in range(1000):
         pruner.step()
@@ -157,7 +160,7 @@ def test_agreement_counts_the_same_weights():
 @pytest.mark.parametrize("given", [{"3": 0.5, "6": 0.9, "8": 0.0}, {"3": 0.5, "6": 0.9, "8": 0.0}.get])
 def test_sparsity_per_layer(given):
     model = small_net()
-    pruner = gp.GibbsPruner(model, given, schedule=gp.ConstantSchedule(math.inf))
+    pruner = gp.GibbsPruner(model, given, include=ALL, schedule=gp.ConstantSchedule(math.inf))
     pruner.finalize()
     for name, sparsity in (("3", 0.5), ("6", 0.9), ("8", 0.0)):
         weight = model.get_submodule(name).weight
@@ -166,7 +169,7 @@ def test_sparsity_per_layer(given):
 
 def test_a_layer_of_sparsity_zero_is_never_masked():
     model = small_net()
-    pruner = gp.GibbsPruner(model, {"3": 0.5, "6": 0.5, "8": 0.0}, schedule=gp.ConstantSchedule(0.1))
+    pruner = gp.GibbsPruner(model, {"3": 0.5, "6": 0.5, "8": 0.0}, include=ALL, schedule=gp.ConstantSchedule(0.1))
     for _ in range(3):
         pruner.step()
         assert bool(pruner.masks["8"].mask.all())
@@ -422,7 +425,7 @@ def test_an_optimiser_made_before_the_pruner_resumes_in_a_plain_model_too():
 def test_saved_masks_are_one_bit_per_weight():
     pruner = make_run(0)[2]
     state = pruner.state_dict()
-    assert {name: bits.numel() for name, bits in state["masks"].items()} == {"3": 54, "6": 48, "8": 6}
+    assert {name: bits.numel() for name, bits in state["masks"].items()} == {"3": 54, "6": 48}
 
 
 def test_a_state_of_another_kind_is_refused():
@@ -432,11 +435,11 @@ def test_a_state_of_another_kind_is_refused():
 
 def test_a_state_of_other_layers_is_refused():
     pruner = gp.GibbsPruner(small_net(), 0.5)
-    state = gp.GibbsPruner(small_net(), 0.5, exclude="8").state_dict()
-    with pytest.raises(gp.UserError, match=r"^the saved pruner has other layers than this one: 8$"):
+    state = gp.GibbsPruner(small_net(), 0.5, exclude="6").state_dict()
+    with pytest.raises(gp.UserError, match=r"^the saved pruner has other layers than this one: 6$"):
         pruner.load_state_dict(state)
     state = pruner.state_dict()
-    state["masks"]["6"] = state["masks"]["8"]
+    state["masks"]["6"] = state["masks"]["3"]
     before = masks_of(pruner)
     with pytest.raises(gp.UserError, match=r"^the saved mask of layer '6' has another size than the layer$"):
         pruner.load_state_dict(state)
@@ -465,15 +468,18 @@ def test_finalize_burns_the_masks_in(structure, draw):
     assert type(model[3]) is nn.Conv2d
 
 
-def test_the_sample_at_the_end_is_one_more_draw():
+def test_the_sample_at_the_end_is_the_draw_after_the_last_step():
     model = small_net()
     pruner = gp.GibbsPruner(model, 0.5, schedule=gp.ConstantSchedule(0.1))
+    first = masks_of(pruner)
+    pruner.step()
     last = masks_of(pruner)
     with pytest.warns(
         UserWarning, match=r"^the masks have not converged: \d+\.\d\d% of them differ from the converged"
     ):
         pruner.finalize()
-    assert not torch.equal(model[6].weight != 0, last["6"])
+    assert torch.equal(model[6].weight != 0, last["6"])
+    assert not torch.equal(first["6"], last["6"])
     assert 0.4 < float((model[6].weight == 0).float().mean()) < 0.6
 
 
@@ -533,22 +539,24 @@ def test_a_finalized_model_can_be_pruned_again():
     ("arguments", "sentence"),
     [
         ({"sparsity": 1.0}, "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
-        ({"sparsity": {"3": 0.5, "9": 0.5}}, "sparsity names layer '9', which is not pruned: there are 3, 6, 8"),
+        ({"sparsity": {"3": 0.5, "9": 0.5}}, "sparsity names layer '9', which is not pruned: there are 3, 6"),
         (
-            {"sparsity": {"3": 0.5, "6": 0.5}},
-            "sparsity says nothing of layer '8': give it a value (0 keeps all) or exclude it",
+            {"sparsity": {"3": 0.5}},
+            "sparsity says nothing of layer '6': give it a value (0 keeps all) or exclude it",
         ),
-        ({"sparsity": lambda name: -1}, "sparsity is -1: allowed are numbers from 0 up to but not 1"),
-        ({"structure": "channel"}, "unknown structure 'channel': allowed are 'weight', 'kernel', 'filter'"),
+        (
+            {"sparsity": lambda name: -1},
+            "sparsity is -1: allowed are numbers from 0 up to but not 1",
+        ),
+        ({"structure": "channel"}, "structure is 'channel': allowed are 'weight', 'kernel', 'filter'"),
         (
             {"hamiltonian": "cubic"},
-            "unknown Hamiltonian 'cubic': allowed are 'binary', 'sign', 'square', 'abs', 'quadratic' or a "
-            "Hamiltonian object",
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "objects",
         ),
         (
             {"sampler": "wolff"},
-            "unknown sampler 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', "
-            "'exact'",
+            "sampler is 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact'",
         ),
         (
             {"schedule": gp.ConstantSchedule(-1.0)},
@@ -602,7 +610,7 @@ def test_a_first_draw_that_fails_leaves_the_model_as_it_was(monkeypatch):
     model = small_net()
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     with monkeypatch.context() as patch:
-        patch.setattr(gp.GibbsPruner, "_draw", lambda self: 1 / 0)
+        patch.setattr(Law, "draw", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             gp.GibbsPruner(model, 0.5)
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
@@ -668,6 +676,61 @@ def test_a_layer_of_one_filter_is_refused():
         gp.GibbsPruner(nn.Sequential(nn.Linear(4, 1)), 0.5, "filter")
 
 
+def test_the_masks_of_an_epochs_first_step_are_drawn_at_its_own_beta():
+    """From the same random numbers: the masks are those of a pruner whose β was there from the beginning."""
+    hot = gp.GibbsPruner(small_net(), 0.5, schedule=lambda epoch: 0.1 if epoch < 1 else 50.0)
+    cold = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(50.0))
+    for pruner in (hot, cold):
+        pruner.step()
+    before = masks_of(hot)
+    hot.set_epoch(0.5)
+    assert same(before, masks_of(hot)), "β is as before"
+    state = hot.state_dict()
+    resumed = gp.GibbsPruner(small_net(), 0.5, schedule=hot.schedule)
+    resumed.load_state_dict(state)
+    for pruner in (hot, resumed):
+        pruner.set_epoch(1)
+        assert not same(before, masks_of(pruner))
+        assert same(masks_of(pruner), masks_of(cold))
+    for pruner in (hot, resumed, cold):
+        pruner.step()
+    assert same(masks_of(hot), masks_of(cold))
+    assert same(masks_of(resumed), masks_of(cold))
+
+
+BAD_STATES = [
+    ({"steps": -5}, "the saved pruner's steps is -5: allowed are whole numbers from 0"),
+    ({"steps": "many"}, "the saved pruner's steps is 'many': allowed are whole numbers from 0"),
+    ({"seed": 0.5}, "the saved pruner's seed is 0.5: allowed are whole numbers"),
+    ({"epoch": None}, "epoch is None: allowed are numbers, 0 for the first"),
+    ({"epoch": -1}, "epoch is -1: allowed are numbers from 0"),
+    ({"masks": None}, "the saved pruner has other layers than this one: 3, 6"),
+    ({"masks": {"3": 1, "6": 2}}, "the saved mask of layer '3' is none"),
+    ({"generators": {}}, "the saved pruner's state lacks its random stream"),
+    ({"generators": None}, "the saved pruner's random stream is damaged: 'NoneType' object has no attribute 'items'"),
+    ({"generators": {"abacus": torch.zeros(1)}}, "the saved pruner's random stream is damaged: Expected one of"),
+    ({"generators": {"cpu": torch.zeros(3, dtype=torch.uint8)}}, "the saved pruner's random stream is damaged: "),
+    ({"generators": {"cpu": "0"}}, "the saved pruner's random stream is damaged: 'str' object has no attribute 'cpu'"),
+    ({"before": {"cpu": torch.zeros(3)}}, "the saved pruner's random stream is damaged: "),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD_STATES)
+def test_a_bad_state_is_refused_and_changes_nothing(change, sentence):
+    pruner = gp.GibbsPruner(small_net(), 0.5)
+    good = gp.GibbsPruner(small_net(), 0.5, seed=7).state_dict()
+    before, state = masks_of(pruner), pruner.state_dict()
+    with pytest.raises(gp.UserError) as error:
+        pruner.load_state_dict({**good, **change})
+    assert str(error.value).startswith(sentence)
+    assert same(before, masks_of(pruner))
+    assert (pruner.seed, pruner.steps, pruner.epoch) == (state["seed"], state["steps"], state["epoch"])
+    pruner.step()
+    other = gp.GibbsPruner(small_net(), 0.5)
+    other.step()
+    assert same(masks_of(pruner), masks_of(other))
+
+
 def test_a_bad_epoch_changes_nothing():
     pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.LogSchedule(1, 10, 3))
     with pytest.raises(gp.UserError, match=r"^epoch is -1: allowed are numbers from 0$"):
@@ -678,14 +741,14 @@ def test_a_bad_epoch_changes_nothing():
 def test_a_layer_that_was_exchanged_is_refused():
     model = small_net()
     pruner = gp.GibbsPruner(model, 0.5)
-    model[8] = nn.Linear(12, 7)
+    model[6] = nn.Linear(32, 12)
     for refused in (pruner.step, pruner.summary, pruner.agreement, pruner.finalize):
         with pytest.raises(gp.UserError) as error:
             refused()
         assert str(error.value) == (
-            "layer '8' is no longer in the model: exchange layers before the pruner is made, or after finalize()"
+            "layer '6' is no longer in the model: exchange layers before the pruner is made, or after finalize()"
         )
-    assert hasattr(model[6], "parametrizations"), "nothing is burnt in"
+    assert hasattr(model[3], "parametrizations"), "nothing is burnt in"
 
 
 def test_layers_may_be_wrapped():
@@ -726,7 +789,7 @@ def test_another_parametrisation_over_a_mask_is_refused():
 
 
 def test_an_unknown_last_draw():
-    with pytest.raises(gp.UserError, match=r"^draw is 'best': allowed are 'sample' and 'converged'$"):
+    with pytest.raises(gp.UserError, match=r"^draw is 'best': allowed are 'sample', 'converged'$"):
         gp.GibbsPruner(small_net(), 0.5).finalize(draw="best")
 
 

@@ -19,7 +19,7 @@ def test_a_dry_run_before_training():
         LayerSummary("1", "Conv2d", (16, 16, 3, 3), neighbourhoods=16, size=144, target=0.9, achieved=0.875),
         LayerSummary("3", "Linear", (32, 64), neighbourhoods=32, size=64, target=0.9, achieved=1 - 4 / 32),
     ]
-    assert summary.skipped == {"0": "first convolution", "4": "last Linear: its rows are the outputs"}
+    assert summary.skipped == {"0": "first convolution", "4": "its outputs leave the network"}
     assert summary.weights == 2304 + 2048
     assert summary.achieved == pytest.approx(0.875)
 

@@ -1,8 +1,14 @@
 """Runs and their folders: what is written and refused, resuming bit for bit, signals, damage, bad disks."""
 
+import contextlib
+import copy
+import io
 import json
 import os
+import random
+import shutil
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +18,7 @@ from fake_fleet import LAYER, FakeFleet
 from gibbsprune import data
 from gibbsprune.errors import UserError
 from gibbsprune.training import checkpoint, pictures, run
+from gibbsprune.training.finished import Untrusted
 from gibbsprune.training.folder import RunFolder, fleet_name, read_metrics, remove
 from gibbsprune.training.interrupt import Interrupt, Interrupted
 from gibbsprune.training.progress import PlainProgress
@@ -367,10 +374,11 @@ def test_the_real_fleet_resumes_bit_for_bit(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("[1]", r"r was written in format None; this version reads format 1"),
+        ("[1]", r"run\.json cannot be read: it holds no JSON object"),
+        ("{}", r"r was written in format None; this version reads format 1"),
         ('{"format": 1}', r"run\.json has been changed and tells of no run any more"),
         ('{"format": 1, "runs": 3}', r"run\.json has been changed"),
-        ('{"format": 1, "runs": [{"sparsity": 7}]}', r"sparsity is the fraction removed .* but 7 was given"),
+        ('{"format": 1, "runs": [{"sparsity": 7}]}', r"sparsity is 7: allowed are numbers from 0"),
         ('{"format"', r"run\.json cannot be read"),
     ],
 )
@@ -381,25 +389,25 @@ def test_a_changed_record_is_told_in_a_sentence(tmp_path, content, sentence):
         RunFolder.open(tmp_path / "r")
 
 
-def test_a_folder_with_anything_in_it_can_be_resumed(tmp_path, monkeypatch):
+def test_a_folder_with_anything_in_it_can_be_resumed(fleet, tmp_path, monkeypatch):
     """However early a fleet is killed: what it writes first is what resuming needs."""
 
-    def killed(folder):
-        folder.unlock()
+    def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "_make_runs", killed)
-    with pytest.raises(KeyboardInterrupt):
-        RunFolder.create(tmp_path / "r", [SPEC, SPEC.replace(seed=1)], {})
-    monkeypatch.undo()
-    assert [one.seed for one in RunFolder.open(tmp_path / "r").specs] == [0, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_metrics", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.start([SPEC, SPEC.replace(seed=1)], out="r")
+    assert set(os.listdir("r")) == {".lock", "run.json"}
+    assert len(run.resume("r").results) == 2
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ("{", r"^r/result\.json cannot be read: Expecting"),
-        ('{"a": 1}', r"^r/result\.json has been changed and tells of no result any more$"),
+        ('{"a": 1}', r"^r/result\.json: a result lacks the field 'version'$"),
     ],
 )
 def test_a_damaged_result_is_told_in_a_sentence(fleet, tmp_path, content, sentence):
@@ -409,13 +417,129 @@ def test_a_damaged_result_is_told_in_a_sentence(fleet, tmp_path, content, senten
         run.resume("r")
 
 
-def test_a_result_lost_from_a_fleet_is_told_in_a_sentence(fleet, tmp_path):
+def test_a_result_lost_from_a_fleet_is_made_again(fleet, tmp_path):
     run.start([SPEC, SPEC.replace(seed=1)], out="r")
+    before = json.loads((tmp_path / "r" / "seed-1" / "result.json").read_text())
     (tmp_path / "r" / "seed-1" / "result.json").unlink()
-    with pytest.raises(UserError, match=r"^r/seed-1/result\.json cannot be read: "):
-        run.resume("r")
+    run.resume("r")
+    assert json.loads((tmp_path / "r" / "seed-1" / "result.json").read_text())["files"] == before["files"]
 
 
 def test_the_way_to_resume_can_be_pasted(fleet, tmp_path):
     run.start([SPEC], out="my run")
     assert run.how_to_resume(RunFolder.open("my run")).endswith("gibbsprune train --resume 'my run'")
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def cut(fleet, out, epoch=4):
+    """A run stopped after some epochs."""
+    fleet.on_step = stop_at(epoch)
+    with pytest.raises(Interrupted):
+        run.start([SPEC], out=out)
+    fleet.on_step = None
+
+
+def test_a_damaged_picture_never_costs_a_run(fleet, tmp_path, monkeypatch):
+    """Any one bit of a snapshot, or all of it: the run ends as it would have, and shows the others."""
+    monkeypatch.setattr(pictures, "available", lambda: True)
+    cut(fleet, "r")
+    shot = sorted((tmp_path / "r" / "snapshots").iterdir())[1]
+    whole, chance = shot.read_bytes(), random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        shot.write_bytes(damaged)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_snapshots(shot.parent)
+    shot.write_bytes(b"nothing of the kind")
+    with pytest.warns(UserWarning, match=f"{shot.name} is damaged and not shown"):
+        run.resume("r")
+    assert RunFolder.open("r").finished()
+    assert "masks.png" in (tmp_path / "r" / "summary.md").read_text()
+
+
+def test_a_picture_that_cannot_be_drawn_never_costs_a_run(fleet, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "available", lambda: True)
+    monkeypatch.setattr(pictures, "draw_layers", lambda *_: 1 / 0)
+    run.start([SPEC], out="r")
+    assert RunFolder.open("r").finished()
+    assert "The pictures could not be drawn (ZeroDivisionError" in (tmp_path / "r" / "summary.md").read_text()
+
+
+def test_damaged_metrics_cost_nothing(fleet, tmp_path):
+    """The checkpoint knows the epochs before it: whatever became of the file, a resumed run has all its lines."""
+    run.start([SPEC], out="whole")
+    chance = random.Random(1)
+    for trial in range(12):
+        cut(fleet, f"r{trial}")
+        file = tmp_path / f"r{trial}" / "metrics.jsonl"
+        damaged = bytearray(file.read_bytes())
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        file.write_bytes({0: b"", 1: b"\xff\xfe", 2: b"[" * 100_000}.get(trial, bytes(damaged)))
+        run.resume(f"r{trial}")
+        assert files(tmp_path / f"r{trial}") == files(tmp_path / "whole")
+
+
+def test_good_lines_of_damaged_metrics_are_read(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"epoch": 1}\n{"epoch": \xff}\n[]\n' + b"[" * 100_000 + b'\n{"epoch": 3}\n{"epo')
+    assert read_metrics(file) == [{"epoch": 1}, {"epoch": 3}]
+
+
+def test_temporaries_of_killed_saves_are_cleared(fleet, tmp_path):
+    cut(fleet, "r")
+    left = [tmp_path / "r" / name / ".x.0123456789abcdef.tmp" for name in ("", "checkpoints", "snapshots")]
+    for file in left:
+        file.write_text("half")
+    run.resume("r")
+    assert not any(file.exists() for file in left)
+
+
+def places_in(record, path=()):
+    """The way to every value of a record, and of what is in it."""
+    for key, value in record.items() if isinstance(record, dict) else enumerate(record):
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from places_in(value, (*path, key))
+
+
+@pytest.mark.parametrize("change", ["delete", None, 0, -1, "x", [], {}, 1e300, True])
+def test_a_changed_record_is_resumed_or_refused_in_a_sentence(fleet, tmp_path, change):
+    """Every value of run.json, left out or of another kind."""
+    cut(fleet, "r")
+    file = tmp_path / "r" / "run.json"
+    record = json.loads(file.read_text())
+    saved = tmp_path / "saved"
+    shutil.copytree(tmp_path / "r", saved)
+    for way in list(places_in(record)):
+        if way[0] == "runs" and len(way) > 3:
+            continue  # a recipe's fields are its own business
+        changed = copy.deepcopy(record)
+        inner = changed
+        for key in way[:-1]:
+            inner = inner[key]
+        if change == "delete":
+            del inner[way[-1]]
+        else:
+            inner[way[-1]] = change
+        file.write_text(json.dumps(changed))
+        with contextlib.suppress(UserError):
+            run.resume("r", device="cpu", progress=PlainProgress(io.StringIO()), trust=True)
+        shutil.rmtree(tmp_path / "r")
+        shutil.copytree(saved, tmp_path / "r")
+
+
+def test_a_network_named_by_a_folder_is_not_imported_unasked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("__import__('pathlib').Path('harm').touch()")
+    (tmp_path / "r").mkdir()
+    record = {"format": 1, "runs": [SPEC.replace(model="evil:make").as_dict()]}
+    (tmp_path / "r" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(
+        Untrusted, match=r"^r names the network evil:make, which is code that would be run; give --trust"
+    ):
+        run.resume("r")
+    assert not (tmp_path / "harm").exists()

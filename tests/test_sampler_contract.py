@@ -19,8 +19,8 @@ from scipy import special, stats
 import gibbsprune as gp
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import log_p_converged
-from gibbsprune.law import Site
-from gibbsprune.samplers import SAMPLERS, Source, chromatic, draw_rows, enumeration, exact, independent
+from gibbsprune.samplers import NAMES, Rows, Source, chromatic, draw, enumeration, exact, independent
+from gibbsprune.site import Site
 from gibbsprune.structures import STRUCTURES
 
 ALPHA = 1e-10
@@ -189,7 +189,7 @@ BETAS = (0.1, 0.7, 3.0, 20.0, 150.0, 1e3, 1e4)
 def test_the_list_of_combinations_is_complete():
     possible = []
     for (kind, hamiltonian), structure in itertools.product(HAMILTONIANS.items(), STRUCTURES.values()):
-        for sampler in SAMPLERS:
+        for sampler in NAMES:
             try:
                 Site((2, 2, 3), structure(), hamiltonian, 0.5, sampler).checked()
             except UserError:
@@ -231,6 +231,34 @@ def test_auto_draws_from_the_same_law_in_float32(kind, structure):
         drawn = gp.sample(weight, HAMILTONIANS[kind], structure, 0.45, beta, draws=DRAWS, generator=seeded(6))
         counts = np.bincount(codes(drawn), minlength=len(by_hand))
         check_counts(counts, gibbs(by_hand, beta), f"{kind} {structure} auto beta {beta}")
+
+
+RELATIVE = [("square", "weight"), ("abs", "weight"), ("sign", "weight"), ("sign", "kernel"), ("sign", "filter"),
+            ("quadratic", "kernel"), ("quadratic", "filter")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "structure"), RELATIVE)
+def test_relative_laws_against_enumeration_at_any_scale_of_the_weights(kind, structure):
+    """The field in units of Q (√Q, 1) times n and the coupling of 1 / n, whatever the weights are multiplied by."""
+    shape, coupling = SHAPES[structure][0], 0.8
+    hamiltonian = gp.Quadratic(coupling, relative=True) if kind == "quadratic" else gp.Linear(kind, relative=True)
+    plain = torch.randn(shape, generator=seeded(21), dtype=torch.float64)
+    groups = neighbourhoods(structure, shape)
+    masks = torch.from_numpy(all_masks(math.prod(shape))).reshape(-1, *shape)
+    for scale in (1e-3, 1.0, 30.0):
+        weight = plain * scale
+        q = float(gp.threshold(weight, 0.45, structure))
+        unit = len(groups[0]) * {"abs": math.sqrt(q), "sign": 1.0}.get(kind, q)
+        alone = energies_by_hand(kind, weight, structure, 0.45, 0.0)
+        pairs = energies_by_hand(kind, weight, structure, 0.45, 1.0) - alone
+        by_hand = alone / unit + pairs * coupling / len(groups[0])
+        np.testing.assert_allclose(
+            gp.energy(masks, weight, hamiltonian, structure, 0.45), by_hand, rtol=1e-9, atol=1e-9
+        )
+        for beta in (0.3, 3.0, 30.0):
+            drawn = gp.sample(weight, hamiltonian, structure, 0.45, beta, draws=DRAWS, generator=seeded(22))
+            counts = np.bincount(codes(drawn), minlength=len(masks))
+            check_counts(counts, gibbs(by_hand, beta), f"relative {kind} {structure} scale {scale} beta {beta}")
 
 
 def test_filters_of_a_transposed_convolution():
@@ -287,7 +315,7 @@ def test_chromatic_chain_after_so_many_sweeps(shape, sweeps):
         split = gp.Filter().split(shape)
         assert split == first.sum()
         coupling = torch.full((DRAWS, 1), strength, dtype=torch.float64)
-        drawn = chromatic.draw(field.repeat(DRAWS, 1), coupling, draws, split, sweeps)
+        drawn = chromatic.draw(Rows(field.repeat(DRAWS, 1), coupling, draws, split, sweeps))
         law = chain_law(field[0].numpy(), strength, first, sweeps)
         counts = np.bincount(codes(drawn), minlength=1 << size)
         check_counts(counts, law, f"chromatic {shape} after {sweeps} sweeps at J = {strength}")
@@ -320,7 +348,7 @@ def test_chromatic_against_the_bipartite_law(structure, shape):
 def test_a_frozen_chain_keeps_the_initial_law():
     """Where no spin can flip, what is drawn is the all-or-nothing law P(all kept) = σ(−2 Σ h)."""
     field = torch.tensor([[0.3, -0.1, 0.2, -0.05]])
-    drawn = chromatic.draw(field.repeat(DRAWS, 1), torch.full((DRAWS, 1), 50.0), source(DRAWS, 4), 2, 50)
+    drawn = chromatic.draw(Rows(field.repeat(DRAWS, 1), torch.full((DRAWS, 1), 50.0), source(DRAWS, 4), 2))
     counts = np.bincount(codes(drawn), minlength=16)
     chance = 1 / (1 + math.exp(2 * 0.35))
     assert counts[0] + counts[15] == DRAWS
@@ -331,7 +359,7 @@ def test_the_frozen_shortcut_does_not_change_the_law():
     """A chain that is swept although it cannot move draws the same as the shortcut."""
     field = torch.randn(64, 6, generator=seeded(1))
     coupling = torch.full((64, 1), 20.0)
-    short = chromatic.draw(field, coupling, source(64, 6, 4), 3, 5)
+    short = chromatic.draw(Rows(field, coupling, source(64, 6, 4), 3, 5))
     swept = chromatic._sweep(field, coupling, short[:, :1], 3, 5, source(64, 6, 5).fills[0])
     assert torch.equal(short, swept)
 
@@ -377,7 +405,7 @@ def draw_exactly(field, coupling, count, seed=0):
     parts = []
     for k in range(0, count, 5000):
         rows = min(5000, count - k)
-        mask = exact.draw(h.repeat(rows, 1), torch.full((rows, 1), coupling), source(rows, len(h), seed + k))
+        mask = exact.draw(Rows(h.repeat(rows, 1), torch.full((rows, 1), coupling), source(rows, len(h), seed + k)))
         parts.append(mask.numpy())
     return np.where(np.concatenate(parts), 1.0, -1.0)
 
@@ -483,7 +511,7 @@ def test_rows_that_need_different_ways_are_drawn_together():
     fields = torch.tensor([[0.02] * 6, [0.4, -0.3, 0.1, 0.0, 0.2, -0.5], [400.0, -399.7, 0.1, 0.2, -0.3, 0.0]])
     couplings = torch.tensor([[20.0], [0.2], [0.3]])
     rows = 20_000
-    mask = exact.draw(fields.repeat(rows, 1), couplings.repeat(rows, 1), source(3 * rows, 6))
+    mask = exact.draw(Rows(fields.repeat(rows, 1), couplings.repeat(rows, 1), source(3 * rows, 6)))
     x = np.where(all_masks(6), 1.0, -1.0)
     for k in range(3):
         h, j = fields[k].double().numpy(), float(couplings[k])
@@ -499,14 +527,11 @@ def test_a_small_law_to_three_digits(sampler):
     h, j, numbers = field.repeat(rows, 1), torch.full((rows, 1), coupling), source(rows, 4)
     if sampler == "chromatic":
         mask, law = (
-            chromatic.draw(h, j, numbers, 2, 1),
+            chromatic.draw(Rows(h, j, numbers, 2, 1)),
             chain_law(field.double().numpy(), coupling, np.arange(4) < 2, 1),
         )
     else:
-        draw = {"enumeration": enumeration.draw, "exact": exact.draw}.get(
-            sampler, lambda h, j, s: independent.draw(h, s)
-        )
-        mask, x = draw(h, j, numbers), np.where(all_masks(4), 1.0, -1.0)
+        mask, x = draw(sampler, Rows(h, j, numbers)), np.where(all_masks(4), 1.0, -1.0)
         law = gibbs(x @ field.double().numpy() - coupling * x.sum(1) ** 2 / 2, 1.0)
     check_counts(np.bincount(codes(mask), minlength=16), law, sampler)
 
@@ -670,7 +695,7 @@ def test_exact_on_a_gpu(size, strength, spread):
     rows, device = 20_000, torch.device("cuda")
     numbers = Source([torch.Generator(device).manual_seed(0)], [rows], size, device)
     coupling = torch.full((rows, 1), strength / size, device=device)
-    mask = draw_rows("exact", torch.from_numpy(field).to(device).repeat(rows, 1), coupling, numbers)
+    mask = draw("exact", Rows(torch.from_numpy(field).to(device).repeat(rows, 1), coupling, numbers))
     spins = np.where(mask.cpu().numpy(), 1.0, -1.0)
     law = magnetisation_law(field.astype(float), strength / size)
     check_counts(histogram(spins), law, f"n = {size}, J n = {strength}, spread {spread} on a GPU")
@@ -759,14 +784,14 @@ def test_a_run_draws_the_same_numbers_alone_as_among_others():
     together = Source([seeded(1), seeded(2)], [3, 5], 7)
     alone = Source([seeded(2)], [5], 7)
     assert torch.equal(together.uniform(7)[3:], alone.uniform(7))
-    for draw, size in ((exact.draw, 7), (exact.draw, 40), (lambda h, j, s: chromatic.draw(h, j, s, 3, 4), 7)):
+    for sampler, size in (("exact", 7), ("exact", 40), ("chromatic", 7), ("enumeration", 7), ("independent", 7)):
         field = torch.randn(8, size, generator=seeded(3))
         coupling = torch.full((8, 1), 0.1)
-        both = draw(field, coupling, Source([seeded(1), seeded(2)], [3, 5], size))
-        one = draw(field[3:], coupling[3:], Source([seeded(2)], [5], size))
+        both = draw(sampler, Rows(field, coupling, Source([seeded(1), seeded(2)], [3, 5], size), 3, 4))
+        one = draw(sampler, Rows(field[3:], coupling[3:], Source([seeded(2)], [5], size), 3, 4))
         assert torch.equal(both[3:], one)
 
 
 def test_independent_spins_of_a_strong_field_are_certain():
     field = torch.tensor([[60.0, -60.0]]).repeat(1000, 1)
-    assert torch.equal(independent.draw(field, source(1000, 2)), field < 0)
+    assert torch.equal(independent.draw(Rows(field, torch.zeros(1000, 1), source(1000, 2))), field < 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gibbsprune import ConstantSchedule, Join, LinearSchedule, LogSchedule, UserError
-from gibbsprune.schedules import check_beta
+from gibbsprune.checks import check_beta
 
 POSITIVE = st.floats(1e-3, 1e6)
 

@@ -141,7 +141,7 @@ def test_a_structure_of_ones_own_keeps_its_fields():
 def test_unknown_structure(bad):
     with pytest.raises(UserError) as error:
         as_structure(bad)
-    assert str(error.value) == f"unknown structure {bad!r}: allowed are 'weight', 'kernel', 'filter'"
+    assert str(error.value) == f"structure is {bad!r}: allowed are 'weight', 'kernel', 'filter'"
 
 
 def test_check_mask():

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from scipy import optimize, special, stats
 
 import gibbsprune as gp
-from gibbsprune.law import Law, Site
-from gibbsprune.samplers import Source, chromatic
+from gibbsprune.law import Law
+from gibbsprune.samplers import SWEEPS, Rows, Source, chromatic
+from gibbsprune.site import Site
 from gibbsprune.threshold import Segments
 
 ALPHA = 1e-6
@@ -243,7 +244,7 @@ def independent(device: str, values, q, beta, kind: str, lengths: list[int], sou
 
     pieces = Segments(lengths, [0.5] * len(lengths)).pieces(torch.device(device), source.size)
     tensors = [torch.as_tensor(t, dtype=torch.float32).to(device) for t in (values, q, beta)]
-    return kernel.draw(*tensors, source, pieces, kind).cpu()
+    return kernel.draw_layers(*tensors, source, pieces, kind).cpu()
 
 
 def check_independent(device: str, rows: int) -> None:
@@ -317,8 +318,8 @@ def check_law(device: str) -> None:
         made = law.draw([weights[i].to(device) for i in some], beta, [seeded(s, device) for s in seeds])
         return [mask.cpu() for mask in made]
 
-    here = mock.patch.object(sys.modules[Law.__module__], "in_triton", lambda values: values.dtype == torch.float32)
-    with here, mock.patch.object(kernel, "draw", wraps=kernel.draw) as used:
+    here = mock.patch("gibbsprune.samplers.in_triton", lambda values: values.dtype == torch.float32)
+    with here, mock.patch.object(kernel, "draw_layers", wraps=kernel.draw_layers) as used:
         frozen = draw(list(range(len(sites) - 1)), [1e7, 1e7], [0, 1])
         assert used.call_count == len(kinds) + 1  # filters of two sizes
         for site, weight, mask in zip(sites, weights, frozen):
@@ -387,32 +388,32 @@ def check_exact(device: str, rows: int) -> None:
     fields = torch.stack([0.7 * signs, 1.2 * signs])
     couplings = [0.15, 0.25]
     field, coupling, parts = alternating(fields, couplings, rows, device)
-    mask = kernel.draw(field, coupling, source(device, [len(field)], 9, [0]))
+    mask = kernel.draw(Rows(field, coupling, source(device, [len(field)], 9, [0])))
     for part, h, j in zip(parts, fields, couplings):
         check_small(mask[part], h, complete_law(h.double().numpy(), j), 5, f"exact n = 9, J = {j}")
 
     # Rows of forty: weak fields, for which the proposal is made, at the transition.
     h = numbers(40, seed=3, scale=0.3).sign() * 0.25 + 0.01
     field, coupling, _ = alternating(h[None], [0.025], rows, device)
-    mask = kernel.draw(field, coupling, source(device, [rows], 40, [1]))
+    mask = kernel.draw(Rows(field, coupling, source(device, [rows], 40, [1])))
     check_large(mask, h, 0.025, "exact n = 40")
 
     for size in (2, 9, 17, 40):  # fields that decide; sizes and numbers of rows that fill no block
         h = torch.where(numbers(5, size, seed=size) > 0, 12.0, -12.0)
-        mask = kernel.draw(h.to(device), torch.full((5, 1), 1e-3, device=device), source(device, [5], size, [3]))
+        mask = kernel.draw(Rows(h.to(device), torch.full((5, 1), 1e-3, device=device), source(device, [5], size, [3])))
         assert torch.equal(mask.cpu(), h < 0), size
     for size in (9, 40):  # fields and couplings that decide together
         h, j, expected = ground_states(size, 6)
-        mask = kernel.draw(h.to(device), j.to(device), source(device, [6], size, [2]))
+        mask = kernel.draw(Rows(h.to(device), j.to(device), source(device, [6], size, [2])))
         assert torch.equal(mask.cpu(), expected), f"ground states of {size}"
         great = [(tensor[:2] * 1e12).to(device) for tensor in (h, j)]
-        mask = kernel.draw(*great, source(device, [2], size, [2]))
+        mask = kernel.draw(Rows(*great, source(device, [2], size, [2])))
         assert torch.equal(mask.cpu(), expected[:2]), f"ground states of {size}, β great"
 
     # A coupling so strong that p(u) is a comb, and fields with which no S is far from the best.
     h = torch.arange(-8.0, 9, 2) * 100 + numbers(9, seed=6, scale=0.3)
     field, coupling, _ = alternating(h[None], [100.0], rows, device)
-    mask = kernel.draw(field, coupling, source(device, [rows], 9, [6]))
+    mask = kernel.draw(Rows(field, coupling, source(device, [rows], 9, [6])))
     check_small(mask, h, complete_law(h.double().numpy(), 100.0), 5, "exact n = 9, J = 100")
 
     for size in (9, 40):  # two states: all or nothing with probability σ(−2 Σ h)
@@ -420,7 +421,7 @@ def check_exact(device: str, rows: int) -> None:
         field = (field + (1.5 - field.sum()) / size).repeat(rows, 1)
         field[0], field[1] = 3.0, -3.0
         coupling = torch.full((rows, 1), 60.0 / size, device=device)
-        mask = kernel.draw(field.to(device), coupling, source(device, [rows], size, [4])).cpu()
+        mask = kernel.draw(Rows(field.to(device), coupling, source(device, [rows], size, [4]))).cpu()
         assert torch.equal(mask.all(1), mask.any(1)), f"a row of {size} is neither kept nor pruned whole"
         assert mask[:2, 0].tolist() == [False, True]
         check_event(mask[2:, 0].numpy(), special.expit(-3.0), f"exact two states of {size}")
@@ -428,11 +429,11 @@ def check_exact(device: str, rows: int) -> None:
     # A two-state row beside others in one program: each has its own way.
     h = torch.stack([torch.full((9,), 3.0), numbers(9, seed=5).sign() * 12, torch.full((9,), -3.0)])
     j = torch.tensor([[9.0], [1e-3], [9.0]])
-    mask = kernel.draw(h.to(device), j.to(device), source(device, [3], 9, [5])).cpu()
+    mask = kernel.draw(Rows(h.to(device), j.to(device), source(device, [3], 9, [5]))).cpu()
     assert torch.equal(mask, h < 0)
 
     for size in (9, 40):
-        check_streams(lambda h, j, s: kernel.draw(h, j, s), device, size)
+        check_streams(lambda h, j, s: kernel.draw(Rows(h, j, s)), device, size)
 
 
 # -- the chromatic chain -----------------------------------------------------------------------------------------------
@@ -462,7 +463,7 @@ def check_chromatic(device: str, rows: int) -> None:
     fields = torch.stack([0.6 * signs, 0.3 * signs.flip(0) + 0.1])
     couplings = [0.3, 0.5]
     field, coupling, parts = alternating(fields, couplings, rows, device)
-    mask = kernel.draw(field, coupling, source(device, [len(field)], 6, [0]), 4, 2)
+    mask = kernel.draw(Rows(field, coupling, source(device, [len(field)], 6, [0]), 4, 2))
     for part, h, j in zip(parts, fields, couplings):
         check_small(mask[part], h, chain_law(h.double().numpy(), j, 4, 2), 4, f"chromatic J = {j}")
 
@@ -474,15 +475,19 @@ def check_chromatic(device: str, rows: int) -> None:
             expected = torch.zeros(size, dtype=torch.bool)
             expected[: min(sweeps, split, size - split)] = True
             expected[split : split + min(sweeps, size - split - 1)] = True
-            plain = chromatic.draw(field, coupling, source("cpu", [2], size, [1]), split, sweeps)
-            mask = kernel.draw(field.to(device), coupling.to(device), source(device, [2], size, [1]), split, sweeps)
+            plain = chromatic.draw(Rows(field, coupling, source("cpu", [2], size, [1]), split, sweeps))
+            mask = kernel.draw(
+                Rows(field.to(device), coupling.to(device), source(device, [2], size, [1]), split, sweeps)
+            )
             assert torch.equal(plain, expected.expand(2, -1)), "the staircase is not one"
             assert torch.equal(mask.cpu(), plain), (size, sweeps)
 
     # Inside a half nothing is coupled: beside a half of sum zero the other's spins are free, however strong J is.
     h = torch.tensor([-12.0, 12, -12, 12, 0, 0, 0, 0])
     field = h.repeat(rows, 1).to(device)
-    mask = kernel.draw(field, torch.ones(rows, 1, device=device), source(device, [rows], 8, [7]), 4, 1).cpu().numpy()
+    mask = (
+        kernel.draw(Rows(field, torch.ones(rows, 1, device=device), source(device, [rows], 8, [7]), 4, 1)).cpu().numpy()
+    )
     for i in range(4, 8):
         check_event(mask[:, i], 0.5, f"chromatic spin {i} beside a half of sum zero")
     check_event(mask[:, 4] == mask[:, 5], 0.5, "chromatic spins of one half")
@@ -491,12 +496,12 @@ def check_chromatic(device: str, rows: int) -> None:
     field = torch.full((rows, 9), 1 / 6)
     field[0], field[1] = 3.0, -3.0
     coupling = torch.full((rows, 1), 8.0, device=device)
-    mask = kernel.draw(field.to(device), coupling, source(device, [rows], 9, [8]), 5, chromatic.SWEEPS).cpu()
+    mask = kernel.draw(Rows(field.to(device), coupling, source(device, [rows], 9, [8]), 5, SWEEPS)).cpu()
     assert torch.equal(mask.all(1), mask.any(1))
     assert mask[:2, 0].tolist() == [False, True]
     check_event(mask[2:, 0].numpy(), special.expit(-3.0), "frozen chain")
 
-    check_streams(lambda h, j, s: kernel.draw(h, j, s, 5, 2), device, 9)
+    check_streams(lambda h, j, s: kernel.draw(Rows(h, j, s, 5, 2)), device, 9)
 
 
 def check_streams(draw, device: str, size: int) -> None:
@@ -578,8 +583,8 @@ def check_generator() -> None:
         out = [independent("cpu", *coins, source("cpu", [1], 1, [seed])) for seed in range(10)]
         for size, rows in ((9, 2), (40, 2)):
             h, j = numbers(rows, size, seed=size), torch.full((rows, 1), 1.0 / size)
-            out.append(exact_triton.draw(h, j, source("cpu", [rows], size, [1])))
-            out.append(chromatic_triton.draw(h, j, source("cpu", [rows], size, [2]), 5, 5))
+            out.append(exact_triton.draw(Rows(h, j, source("cpu", [rows], size, [1]))))
+            out.append(chromatic_triton.draw(Rows(h, j, source("cpu", [rows], size, [2]), 5, 5)))
         return out
 
     plain = draws()

@@ -1,5 +1,10 @@
 """gibbsprune: train a network and prune it at the same time, by sampling masks from an annealed Gibbs distribution."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .budgets import Budget
 from .errors import UserError
 from .export import accelerate, compact, export_onnx, export_pt2, load_packed, packed_size, save_packed
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
@@ -7,15 +12,20 @@ from .holding import hold_zeros
 from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
-from .schedules import ConstantSchedule, Join, LinearSchedule, LogSchedule, Schedule
+from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
 from .structures import Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
+
+if TYPE_CHECKING:
+    from .training.finished import load_run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Binary",
+    "Budget",
     "ConstantSchedule",
+    "CubicSchedule",
     "Filter",
     "GibbsPruner",
     "Hamiltonian",
@@ -37,9 +47,19 @@ __all__ = [
     "export_pt2",
     "hold_zeros",
     "load_packed",
+    "load_run",
     "packed_size",
     "recalibrate",
     "sample",
     "save_packed",
     "threshold",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what belongs to training when it is asked for, and only then."""
+    if name != "load_run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .training.finished import load_run
+
+    return load_run

@@ -69,6 +69,12 @@ def rehome(model: nn.Module, parameter: nn.Parameter, module: nn.Module, name: s
     """Tells ``fully_shard`` that ``parameter`` is now ``module.name``, where the forward pass must find it whole.
 
     ``fully_shard`` remembers the owner of each parameter, which a parametrisation put on or taken off later changes.
+
+    Args:
+        model: the sharded model.
+        parameter: that has moved.
+        module: its owner now.
+        name: by which the owner knows it.
     """
     for group in _parameter_groups(model):
         for held in group.fsdp_params:
@@ -154,7 +160,14 @@ def unequal(parts: Mapping[str, int], device: torch.device) -> list[str]:
 
 
 def compare_ranks(steps: int, beta: float, streams: Iterable[Tensor], masks: Iterable[Tensor]) -> None:
-    """Raises on every rank unless all of them have the same masks; does nothing in a single process."""
+    """Raises on every rank unless all of them have the same masks; does nothing in a single process.
+
+    Args:
+        steps: that this rank has made.
+        beta: its β.
+        streams: the states of its random streams.
+        masks: its masks.
+    """
     if not active():
         return
     kept = list(masks)

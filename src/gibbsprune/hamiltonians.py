@@ -5,8 +5,9 @@ Spins are x_i = +1 where the mask keeps and −1 where it prunes. Every Hamilton
     H(x) = −c Σ_k Σ_{pairs {i,j} ⊂ N_k} x_i x_j + Σ_i b_i x_i
 
 with a coupling c (0 for the linear ones), each unordered pair counted once, and a field b that depends on the
-weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A new Hamiltonian of this
-form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
+weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A *relative* one measures β in units
+of its own field, so that one schedule suits every layer, network and weight decay (:meth:`Hamiltonian.unit`). A new
+Hamiltonian of this form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .errors import UserError
-from .schedules import LinearSchedule, LogSchedule, Schedule
-from .structures import Structure, as_structure, check_mask
-from .threshold import check_sparsity, check_weight, converged_mask, mean_squares, quantile
+from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
+from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
+from .structures import STRUCTURES, Structure, as_structure, check_mask
+from .threshold import check_weight, converged_mask, mean_squares, quantile
 
 LN2 = math.log(2.0)
 
@@ -32,27 +33,43 @@ class Hamiltonian(ABC):
     """An energy with a field per weight and one coupling inside neighbourhoods."""
 
     coupling: float = 0.0
-    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    structures: tuple[str, ...] = tuple(STRUCTURES)
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that can draw from this law, the fastest exact one first (:mod:`gibbsprune.samplers`)."""
+        return ("exact", "chromatic", "enumeration") if self.coupling else ("independent", "enumeration")
 
     @abstractmethod
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
 
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
+        return None
+
+    def slope(self, squares: Tensor) -> Tensor:
+        """−w ∂b/∂w at a constant Q, elementwise: by how much a larger weight lowers its own field."""
+        return 2 * squares
+
+    def strength(self, size: int) -> float:
+        """The coupling of a pair in a neighbourhood of ``size``."""
+        return self.coupling
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
 
-    def check(self, structure: Structure) -> None:
-        """Refuses a structure for which this Hamiltonian is not defined."""
-        if structure.name not in self.structures:
-            raise UserError(f"{self!r} cannot be used with structure {structure.name!r}: possible are {possible()}")
+    def annealing(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        """The schedule of a training of so many epochs: the default one, over their first 64 %, then held."""
+        return self.default_schedule(annealed(epochs), sizes)
 
     def energy(self, spins: Tensor, field: Tensor) -> Tensor:
         """H of spins (..., rows, n) in a field (rows, n)."""
         total = (field * spins).sum((-2, -1))
         if self.coupling:
             pairs = (spins.sum(-1).square() - spins.shape[-1]) / 2
-            total = total - self.coupling * pairs.sum(-1)
+            total = total - self.strength(spins.shape[-1]) * pairs.sum(-1)
         return total
 
 
@@ -61,22 +78,28 @@ class Linear(Hamiltonian):
     """H(x) = aᵀx with a_i = sgn(Q − w_i²), Q − w_i² or √Q − |w_i| (equations i, ii and iii).
 
     With kernels and filters only ``sign`` is possible, as sgn(Q − w̄_k²) for all of neighbourhood k.
+
+    ``relative`` divides a by Q (``abs``: by √Q; ``sign``: by n): P(keep) = σ(2β(w² − Q)/Q) does not change when all
+    weights are scaled.
     """
 
     kind: str = "square"
-
-    structures: ClassVar[tuple[str, ...]] = ("weight",)
+    relative: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in ("sign", "square", "abs"):
-            raise UserError(f"unknown Linear kind {self.kind!r}: allowed are 'sign', 'square', 'abs'")
+        check_one_of("kind", self.kind, ("sign", "square", "abs"))
 
     def __repr__(self) -> str:
-        return f"Linear({self.kind!r})"
+        return f"Linear({self.kind!r}{', relative=True' if self.relative else ''})"
 
-    def check(self, structure: Structure) -> None:
-        if self.kind != "sign":
-            super().check(structure)
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        if not self.relative:
+            return None
+        return {"square": threshold, "abs": threshold.sqrt(), "sign": torch.full_like(threshold, size)}[self.kind]
+
+    @property
+    def structures(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(STRUCTURES) if self.kind == "sign" else ("weight",)
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         if self.kind == "sign":
@@ -85,7 +108,14 @@ class Linear(Hamiltonian):
             return threshold - squares
         return threshold.sqrt() - squares.sqrt()
 
+    def slope(self, squares: Tensor) -> Tensor:
+        if self.kind == "square":
+            return super().slope(squares)
+        return squares.sqrt() if self.kind == "abs" else torch.zeros_like(squares)
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        if self.relative:
+            return relative_schedule(epochs)
         if self.kind == "sign":
             return LogSchedule(0.01, 10.0, epochs)
         if self.kind == "abs":
@@ -95,15 +125,31 @@ class Linear(Hamiltonian):
 
 @dataclass(frozen=True)
 class Quadratic(Hamiltonian):
-    """H(x) = −c Σ_{pairs in a neighbourhood} x_i x_j + Σ (Q − w_i²) x_i (equation for structured pruning)."""
+    """H(x) = −c Σ_{pairs in a neighbourhood} x_i x_j + Σ (Q − w_i²) x_i (equation for structured pruning).
+
+    ``relative`` divides fields by nQ and c by n: where the coupling holds a neighbourhood together, it is kept with
+    probability σ(2β(w̄² − Q)/Q), whatever its size and the weights' scale. It holds from about βc = 3 on: c = 1 then.
+    """
 
     coupling: float = 0.01
+    relative: bool = False
 
-    structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")
+    structures: ClassVar[tuple[str, ...]] = ("kernel", "filter")  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coupling, (int, float)) or not 0 < self.coupling < math.inf:
-            raise UserError(f"coupling is {self.coupling!r}: allowed are positive numbers")
+        check_number("coupling", self.coupling, number(0, above=True))
+
+    def __repr__(self) -> str:
+        return f"Quadratic(coupling={self.coupling!r}{', relative=True' if self.relative else ''})"
+
+    def unit(self, threshold: Tensor, size: int) -> Tensor | None:
+        return threshold * size if self.relative else None
+
+    def strength(self, size: int) -> float:
+        return self.coupling / size if self.relative else self.coupling
+
+    def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
+        return relative_schedule(epochs) if self.relative else super().default_schedule(epochs, sizes)
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         return threshold - squares
@@ -120,9 +166,10 @@ class Binary(Hamiltonian):
 
     relative: str | None = None
 
+    samplers: ClassVar[tuple[str, ...]] = ("two_point",)
+
     def __post_init__(self) -> None:
-        if self.relative not in (None, "ratio", "offset"):
-            raise UserError(f"relative is {self.relative!r}: allowed are None, 'ratio', 'offset'")
+        check_one_of("relative", self.relative, (None, "ratio", "offset"))
 
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         raise TypeError("the binary Hamiltonian has no field")
@@ -143,6 +190,11 @@ class Binary(Hamiltonian):
         return LinearSchedule(0.0, 1.25 * LN2 * max([*sizes, 1]), epochs)
 
 
+def relative_schedule(epochs: int) -> Schedule:
+    """β of a relative field: from a few undecided weights around Q to none."""
+    return LogSchedule(3.0, 1e4, epochs)
+
+
 def log_p_converged(beta: Tensor, count: Tensor) -> Tensor:
     """log p_cvg of Lemma 1: p_cvg = (1 − e^−β) / ((2^N − 1) e^−β + 1), in log space and float64."""
     beta, count = beta.double(), count.double()
@@ -151,40 +203,29 @@ def log_p_converged(beta: Tensor, count: Tensor) -> Tensor:
     return above - torch.logaddexp(torch.zeros_like(beta), log_states - beta)
 
 
-def possible() -> str:
-    """The possible combinations, for error messages."""
-    return (
-        "Binary with weight, kernel and filter; Linear('sign') with weight, kernel and filter; "
-        "Linear('square') and Linear('abs') with weight; Quadratic with kernel and filter"
-    )
-
-
-def default_hamiltonian(structure: Structure) -> Hamiltonian:
-    """What the paper found best: Linear('square') for weights, Quadratic(0.01) for kernels and filters."""
-    return Linear("square") if structure.name == "weight" else Quadratic()
-
-
+#: Every Hamiltonian by name, the best one for a structure first. β of ``"binary"`` is the distance from N ln 2.
 HAMILTONIANS: dict[str, Hamiltonian] = {
-    "binary": Binary(),
-    "sign": Linear("sign"),
+    "quadratic": Quadratic(),
     "square": Linear("square"),
     "abs": Linear("abs"),
-    "quadratic": Quadratic(),
+    "sign": Linear("sign"),
+    "binary": Binary("offset"),
 }
+
+
+def possible(structure: Structure) -> list[str]:
+    """The names of the Hamiltonians of a structure, the one that the paper found best first."""
+    return [name for name, one in HAMILTONIANS.items() if structure.name in one.structures]
 
 
 def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) -> Hamiltonian:
     """A Hamiltonian from its name, object or None (the structure's default), checked against the structure."""
-    if hamiltonian is None:
-        chosen = default_hamiltonian(structure)
-    elif isinstance(hamiltonian, Hamiltonian):
-        chosen = hamiltonian
-    elif isinstance(hamiltonian, str) and hamiltonian in HAMILTONIANS:
-        chosen = HAMILTONIANS[hamiltonian]
-    else:
-        names = ", ".join(map(repr, HAMILTONIANS))
-        raise UserError(f"unknown Hamiltonian {hamiltonian!r}: allowed are {names} or a Hamiltonian object")
-    chosen.check(structure)
+    given = possible(structure)[0] if hamiltonian is None else hamiltonian
+    chosen = HAMILTONIANS.get(given) if isinstance(given, str) else given
+    if not isinstance(chosen, Hamiltonian):
+        raise bad("hamiltonian", given, f"{listed(HAMILTONIANS)} and Hamiltonian objects")
+    if structure.name not in chosen.structures:
+        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.name!r}")
     return chosen
 
 
@@ -196,6 +237,13 @@ def energy(
     sparsity: float = 0.9,
 ) -> Tensor:
     """H(x) of one layer's mask (or of a stack of masks), in float64.
+
+    Args:
+        mask: True keeps, of the weight's shape or with leading dimensions.
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove, which gives the threshold Q.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.tensor([1.0, 2.0, 3.0])
@@ -213,7 +261,10 @@ def energy(
         return differs.double()
     weight = weight.double()
     means = mean_squares(weight, kind)
-    field = chosen.field(kind.rows(weight).square(), means[:, None], quantile(means, sparsity))
+    threshold = quantile(means, sparsity)
+    field = chosen.field(kind.rows(weight).square(), means[:, None], threshold)
+    if (unit := chosen.unit(threshold, field.shape[1])) is not None:
+        field = field / unit
     stack = mask.reshape(-1, *weight.shape)
     spins = torch.stack([kind.rows(m) for m in stack]).double() * 2 - 1
     return chosen.energy(spins, field).reshape(lead)

@@ -1,38 +1,98 @@
 """Pruned weights stay zero after pruning, under any optimiser with momentum and weight decay.
 
-A finalized layer has no mask any more, but an optimiser may still hold momentum for its pruned weights. So the
-layers whose zeros must last are remembered, their gradients are masked, and after every optimiser step, and before
-every closure that a step evaluates, their zeros are written again. Who writes other weights over the zeros between
-two steps, as ``load_state_dict`` may, ends that.
+A finalized layer has no mask any more, but an optimiser may still hold momentum for its pruned weights. So a layer
+whose zeros must last carries a record of them, which its copies take along; its gradients are masked, and after every
+optimiser step, and before every closure that a step evaluates, its zeros are written again. Who writes other weights
+over the zeros between two steps, as ``load_state_dict`` may, ends that.
+
+No tensor knows of the optimiser that writes it, and optimisers are made before and after a layer is held. So torch's
+hook on all of them is needed; it is set when the first layer is held and not before.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from .distributed import cut_like, is_sharded, whole
 from .structures import PRUNABLE
 
+RECORD = "_held_zeros"  # the attribute of a held layer
 
-@dataclass
+_lock = threading.Lock()
+_layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_listening: list[Any] = []  # the handles of the hooks
+
+
 class _Zeros:
     """Where a layer's weight is held at zero, and the state of the weight when it was last known to be zero there."""
 
-    where: Tensor
-    state: tuple[int, int]
-    hooked: int | None = None  # the weight whose gradient is masked
-    shard: nn.Parameter | None = None  # what is trained while ``fully_shard`` shows the gathered weight
+    def __init__(self, layer: nn.Module, where: Tensor, weight: nn.Parameter, hooked: int | None = None) -> None:
+        self.layer, self.where, self.state = weakref.ref(layer), where, _state(weight)
+        self.hooked = hooked  # the weight whose gradient is masked
+        self.shard: nn.Parameter | None = None  # what is trained while ``fully_shard`` shows the gathered weight
+        with _lock:
+            _layers.add(layer)
+            if not _listening:
+                _listening.append(register_optimizer_step_pre_hook(_before_step))
+                _listening.append(register_optimizer_step_post_hook(_after_step))
+        self.watch(weight)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Zeros | None:
+        """The record of a copied layer, whose weight has been copied before."""
+        layer = self.layer()
+        weight = None if layer is None else self.weight(layer)
+        copies = memo.get(id(layer)), memo.get(id(weight))
+        if weight is None or copies[0] is None or copies[1] is None or self.state != _state(weight):
+            return None
+        return _Zeros(copies[0], self.where.clone(), copies[1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a layer that is saved whole is an ordinary one
+
+    def weight(self, layer: nn.Module) -> nn.Parameter | None:
+        """The parameter that is trained as the layer's weight; it may lie under a parametrisation."""
+        weight = _weight(layer)
+        return weight if weight is None or self.shard is None or is_sharded(weight) else self.shard
+
+    def watch(self, weight: nn.Parameter) -> None:
+        """Remembers a shard, and sees to it that gradients are masked, of what may be another weight than before."""
+        self.shard = weight if is_sharded(weight) else None
+        if weight.requires_grad and self.hooked != id(weight):
+            layer = self.layer
+            weight.register_hook(lambda gradient: _masked(layer(), gradient))
+            self.hooked = id(weight)
+
+    def last(self, layer: nn.Module, weight: nn.Parameter) -> bool:
+        """Whether the layer is still held; other weights over its zeros end that here."""
+        if self.state == _state(weight):
+            return True
+        self.state = _state(weight)  # somebody has written
+        if weight.shape == self.where.shape and not _any((weight.detach() != 0).logical_and_(self.on(weight))):
+            return True
+        layer.__dict__.pop(RECORD, None)
+        warnings.warn(
+            "other weights were written over zeros that were held, and are trained freely from here on; "
+            "gibbsprune.hold_zeros(model) holds the zeros that there are",
+            stacklevel=2,
+        )
+        return False
+
+    @torch.no_grad()
+    def write(self, weight: nn.Parameter) -> None:
+        weight.masked_fill_(self.on(weight), 0)
+        self.state = _state(weight)
 
     def on(self, tensor: Tensor) -> Tensor:
+        """Where, on the tensor's device and cut as it is."""
         if is_sharded(tensor) and not is_sharded(self.where):
             self.where = cut_like(self.where, tensor)
         if self.where.device != tensor.device:
@@ -40,23 +100,18 @@ class _Zeros:
         return self.where
 
 
-#: By layer and not by weight: torch swaps no tensor that has weak references, as it must to change a shard's dtype.
-_held: MutableMapping[nn.Module, _Zeros] = WeakIdKeyDictionary()
-
-
 def hold(module: nn.Module, mask: Tensor) -> None:
     """Keeps ``module.weight`` zero where ``mask`` is False, until other weights are written over these zeros."""
-    weight, before = _weight(module), _held.get(module)
+    before, weight = _record(module), _weight(module)
     assert weight is not None
-    _held[module] = _Zeros(~mask, _state(weight), before.hooked if before else None)
-    _watch(module, weight)
+    module.__dict__[RECORD] = _Zeros(module, ~mask, weight, before.hooked if before else None)
 
 
 def hold_zeros(model: nn.Module) -> nn.Module:
     """Keeps the exact zeros of all convolution and Linear weights of ``model`` zero while it is trained on.
 
-    ``GibbsPruner.finalize`` does this itself; call it on a copy of a finalized model, or on a pruned model loaded
-    from disk, before fine-tuning it.
+    ``GibbsPruner.finalize`` does this itself, and copies of its model take it along; call it on a pruned model loaded
+    from disk before fine-tuning it.
     """
     for module in model.modules():
         if isinstance(module, PRUNABLE) and isinstance(module.weight, nn.Parameter):
@@ -66,14 +121,20 @@ def hold_zeros(model: nn.Module) -> nn.Module:
     return model
 
 
+def held() -> list[nn.Module]:
+    """The layers whose zeros are held, as they are now; other threads may hold more."""
+    with _lock:
+        return [layer for layer in _layers if _record(layer) is not None]
+
+
+def _record(layer: nn.Module) -> _Zeros | None:
+    return layer.__dict__.get(RECORD)
+
+
 def _weight(module: nn.Module) -> nn.Parameter | None:
-    """The parameter that is trained as the layer's weight; it may lie under a parametrisation."""
     if parametrize.is_parametrized(module, "weight"):
-        weight = getattr(module.parametrizations["weight"], "original", None)  # type: ignore[index]
-    else:
-        weight = module._parameters.get("weight")
-    shard = _held[module].shard if module in _held else None
-    return weight if weight is None or shard is None or is_sharded(weight) else shard
+        return getattr(module.parametrizations["weight"], "original", None)  # type: ignore[index]
+    return module._parameters.get("weight")
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -81,36 +142,11 @@ def _state(weight: Tensor) -> tuple[int, int]:
     return id(weight), weight._version
 
 
-def _watch(module: nn.Module, weight: nn.Parameter) -> None:
-    """Remembers a shard, and sees to it that gradients are masked, of what may be another weight than before."""
-    zeros, owner = _held[module], WeakIdRef(module)
-    zeros.shard = weight if is_sharded(weight) else None
-    if weight.requires_grad and zeros.hooked != id(weight):
-        weight.register_hook(lambda gradient: _masked(owner(), gradient))
-        zeros.hooked = id(weight)
-
-
-def _masked(module: nn.Module | None, gradient: Tensor) -> Tensor:
-    if module is None or (weight := _weight(module)) is None or not _lasts(module, weight):
+def _masked(layer: nn.Module | None, gradient: Tensor) -> Tensor:
+    zeros = None if layer is None else _record(layer)
+    if layer is None or zeros is None or (weight := zeros.weight(layer)) is None or not zeros.last(layer, weight):
         return gradient
-    return gradient.masked_fill(_held[module].on(gradient), 0)
-
-
-def _lasts(module: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether the layer is held; other weights over its zeros end that here."""
-    zeros = _held.get(module)
-    if zeros is None:
-        return False
-    if zeros.state != _state(weight):  # somebody has written
-        zeros.state = _state(weight)
-        if weight.shape != zeros.where.shape or _any((weight.detach() != 0).logical_and_(zeros.on(weight))):
-            del _held[module]
-            warnings.warn(
-                "other weights were written over zeros that were held, and are trained freely from here on; "
-                "gibbsprune.hold_zeros(model) holds the zeros that there are",
-                stacklevel=2,
-            )
-    return module in _held
+    return gradient.masked_fill(zeros.on(gradient), 0)
 
 
 def _any(mask: Tensor) -> bool:
@@ -118,35 +154,30 @@ def _any(mask: Tensor) -> bool:
     return bool((mask.to_local() if is_sharded(mask) else mask).any())  # type: ignore[attr-defined]
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+def _held_by(optimizer: torch.optim.Optimizer) -> list[tuple[_Zeros, nn.Module, nn.Parameter]]:
     """The held layers whose weights an optimiser trains."""
-    if len(_held):
-        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for module in list(_held):
-            weight = _weight(module)
-            if weight is not None and id(weight) in trained:
-                yield module, weight
-
-
-@torch.no_grad()
-def _write_zeros(module: nn.Module, weight: nn.Parameter) -> None:
-    zeros = _held[module]
-    weight.masked_fill_(zeros.on(weight), 0)
-    zeros.state = _state(weight)
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = []
+    for layer in held():
+        zeros = _record(layer)
+        weight = None if zeros is None else zeros.weight(layer)
+        if zeros is not None and weight is not None and id(weight) in trained:
+            found.append((zeros, layer, weight))
+    return found
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    held = [pair for pair in _held_by(optimizer) if _lasts(*pair)]
-    for pair in held:
-        _watch(*pair)
-    if not held:
+    lasting = [(zeros, weight) for zeros, layer, weight in _held_by(optimizer) if zeros.last(layer, weight)]
+    for zeros, weight in lasting:
+        zeros.watch(weight)
+    if not lasting:
         return None
 
     def zeroed(closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:
-            for module, weight in held:
-                if module in _held and _held[module].state != _state(weight):  # the step has written
-                    _write_zeros(module, weight)
+            for zeros, weight in lasting:
+                if zeros.state != _state(weight):  # the step has written
+                    zeros.write(weight)
             return closure()
 
         return evaluate
@@ -159,9 +190,5 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tu
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for pair in _held_by(optimizer):
-        _write_zeros(*pair)
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)
+    for zeros, _, weight in _held_by(optimizer):
+        zeros.write(weight)

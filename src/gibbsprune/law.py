@@ -9,78 +9,21 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from .checks import check_beta, check_sparsity, check_whole
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import Source, chromatic, draw_rows, resolve, two_point
-from .schedules import check_beta, check_whole
+from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
+from .site import Site
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_sparsity, check_weight, converged_mask, in_triton, kept_count, position
+from .threshold import CHUNK, Segments, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
-
-
-@dataclass(frozen=True)
-class Site:
-    """One weight tensor to be masked: how it is cut, by which law, and whose β and random stream it follows."""
-
-    shape: tuple[int, ...]
-    structure: Structure
-    hamiltonian: Hamiltonian
-    sparsity: float
-    sampler: str = "auto"
-    run: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.structure.count(self.shape)
-
-    @property
-    def size(self) -> int:
-        return self.structure.size(self.shape)
-
-    def checked(self) -> Site:
-        """The same site with its sampler resolved, or a sentence saying what is wrong."""
-        self.hamiltonian.check(self.structure)
-        if not 0 <= self.hamiltonian.coupling < math.inf:
-            raise UserError(f"coupling is {self.hamiltonian.coupling!r}: allowed are numbers from 0 up")
-        check_sparsity(self.sparsity)
-        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
-
-
-def off_edge(sparsity: float, count: int) -> float:
-    """The same number of kept neighbourhoods, from a sparsity that puts none of them exactly on Q.
-
-    K is the same for all p with the same ⌊p(M − 1)⌋. Where p(M − 1) is whole, as for 16 filters at 0.8, one
-    neighbourhood would lie on Q itself, feel no field and never freeze; the middle of the interval avoids that.
-    """
-    low, fraction = position(sparsity, count)
-    return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
-
-
-def layer_site(
-    name: str,
-    shape: tuple[int, ...],
-    structure: Structure,
-    hamiltonian: Hamiltonian,
-    sparsity: float,
-    sampler: str,
-    advice: str,
-) -> Site:
-    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused, with ``advice``."""
-    count = structure.count(shape)
-    if sparsity and kept_count(sparsity, count) == 0:
-        raise UserError(
-            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
-        )
-    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
@@ -95,6 +38,7 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
 GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
@@ -120,14 +64,27 @@ class Law:
         self.groups = [_Group(self.sites, members) for members in ordered]
         self.lanes = Lanes() if lanes else None
 
+    def set_sparsities(self, sparsities: Sequence[float]) -> None:
+        """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
+        self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
+        for group in self.groups:
+            group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
+
     def draw(
         self,
         weights: Sequence[Tensor],
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
-        sweeps: int = chromatic.SWEEPS,
+        sweeps: int = SWEEPS,
     ) -> list[Tensor]:
-        """One mask per site; ``betas`` and ``generators`` are per run, β on the weights' device."""
+        """One mask per site.
+
+        Args:
+            weights: of the sites.
+            betas: β of each run, on the weights' device.
+            generators: the random stream of each run.
+            sweeps: of the chromatic sampler.
+        """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
@@ -135,12 +92,41 @@ class Law:
             group.scatter(rows, masks)
         return masks
 
+    def final(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int = SWEEPS,
+    ) -> list[Tensor]:
+        """The masks with which training ends: one more :meth:`draw`, of the same arguments.
+
+        A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
+        """
+        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
+        ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
+        return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
+
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
+        """w ∂P/∂w of every weight, P the probability of keeping it: what the gradient "law" has beyond the mask.
+
+        With the field h = βb of a spin by itself P = σ(−2h), so that it is P(1 − P)·2β·(−w ∂b/∂w).
+        """
+        pulls: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            group.scatter(group.pull(weights, betas), pulls)
+        return pulls
+
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
+        return self._each(weights, lambda group, means: group.segments.converged(means))
+
+    def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
+        """A mask of every site from a function of its neighbourhoods' w̄²."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            means = group.means(group.squares(weights))
-            group.scatter(group.segments.converged(means)[:, None].expand(-1, group.size), masks)
+            rows = of(group, group.means(group.squares(weights)))
+            group.scatter(rows[:, None].expand(-1, group.size), masks)
         return masks
 
 
@@ -187,32 +173,61 @@ class _Group:
         draws: int = 1,
     ) -> Tensor:
         """A mask (draws · rows, n); more than one draw only for a single site."""
+        mask = self._draw(weights, betas, generators, sweeps, draws)
+        if not self.segments.fixed:  # a sparsity of 0 keeps all, and one that rises may begin with it
+            mask |= self.segments.kept_whole(mask.device).repeat(draws)[:, None]
+        return mask
+
+    def _draw(
+        self,
+        weights: Sequence[Tensor],
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int,
+        draws: int,
+    ) -> Tensor:
         squares = self.squares(weights)
         means = self.means(squares)
-        streams = [generators[r] for r in self.runs]
+        device, streams = means.device, [generators[r] for r in self.runs]
+        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
         if isinstance(self.hamiltonian, Binary):
-            return self._draw_binary(means, betas, streams, draws)
+            field = self._binary_field(means, betas, streams, draws)
+            return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta = betas[self.site_run(means.device)].clamp(max=GREATEST).to(means.dtype)
-        if self.kind and draws == 1 and in_triton(means):
-            from .samplers import independent_triton
-
-            source = Source(streams, self.run_sites, self.size, means.device)
-            pieces = self.segments.pieces(means.device, self.size)
-            return independent_triton.draw(means, threshold, beta, source, pieces, self.kind)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, means.device)
+        beta, scale = self._scales(betas, threshold)
+        if self.kind and draws == 1 and (triton := kernel("independent", means)):
+            pieces = self.segments.pieces(device, self.size)
+            each = Source(streams, self.run_sites, self.size, device)
+            return triton.draw_layers(means, threshold, scale, each, pieces, self.kind)
         if len(self.sites) > 1:
             threshold = self.segments.spread(threshold)
-            beta = beta[:1] if len(self.runs) == 1 else self.segments.spread(beta)
-        columns = (squares, means[:, None], threshold[:, None], beta[:, None])
+            alone = len(self.runs) == 1
+            scale = beta[:1] if alone and scale is beta else self.segments.spread(scale)
+            beta = beta[:1] if alone else self.segments.spread(beta)
+        columns = (squares, means[:, None], threshold[:, None], scale[:, None], beta[:, None])
         if max(self.run_rows) * self.size <= CHUNK:
             return self._draw_rows(columns, source, sweeps, draws)
-        mask = torch.empty(squares.shape, dtype=torch.bool, device=means.device)  # huge layers: bounded memory
+        mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
         for run, rows in enumerate(self.run_rows):
             for part in self._parts(run, rows):
                 some = [c[part] if len(c) > 1 else c for c in columns]
                 mask[part] = self._draw_rows(some, source.narrow(part.stop - part.start, run), sweeps)
         return mask
+
+    def _scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """β of every site, and what its field is multiplied by: β in the field's own unit."""
+        beta = betas[self.site_run(threshold.device)].clamp(max=GREATEST).to(threshold.dtype)
+        unit = self.hamiltonian.unit(threshold, self.size)
+        return beta, beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)
+
+    def pull(self, weights: Sequence[Tensor], betas: Tensor) -> Tensor:
+        """w ∂P/∂w of all rows, whose spins are independent."""
+        squares = self.squares(weights)
+        threshold = self.segments.thresholds(self.means(squares))
+        scale = self.segments.spread(self._scales(betas, threshold)[1])[:, None]
+        field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
+        keep = (-2 * field).sigmoid_()
+        return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
 
     def _parts(self, run: int, rows: int) -> list[slice]:
         """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
@@ -222,15 +237,16 @@ class _Group:
         return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
-        squares, means, threshold, beta = columns
-        field = self.hamiltonian.field(squares, means, threshold) * beta
+        squares, means, threshold, scale, beta = columns
+        field = self.hamiltonian.field(squares, means, threshold) * scale
         field = field.repeat(draws, 1) if draws > 1 else field
-        coupling = (beta * self.hamiltonian.coupling).expand(len(squares), 1).repeat(draws, 1)
-        return draw_rows(self.sampler, field, coupling, source, self.split, sweeps)
+        coupling = (beta * self.hamiltonian.strength(self.size)).expand(len(squares), 1).repeat(draws, 1)
+        return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
-    def _draw_binary(
+    def _binary_field(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
     ) -> Tensor:
+        """h of the binary law, (draws · rows, 1), after every layer has decided."""
         assert isinstance(self.hamiltonian, Binary)
         device = means.device
         weights = self.site_weights(device)
@@ -239,9 +255,7 @@ class _Group:
         sites = [count * draws for count in self.run_sites]
         chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
         chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
-        converged = self.segments.converged(means).repeat(draws)
-        source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
-        return two_point.draw(converged[:, None], chosen[:, None], source)
+        return two_point.field(self.segments.converged(means).repeat(draws)[:, None], chosen[:, None])
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
@@ -256,13 +270,24 @@ def sample(
     sparsity: float = 0.9,
     beta: float = 1.0,
     sampler: str = "auto",
-    sweeps: int = chromatic.SWEEPS,
+    sweeps: int = SWEEPS,
     draws: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Masks of one layer from its Gibbs law at inverse temperature β, shape (draws, *weight.shape), True keeps.
 
     β = ∞ gives the converged mask: the law's limit, where a coupling is large enough for the weights (docs/theory.md).
+
+    Args:
+        weight: of the layer.
+        hamiltonian: an object or a name; None for the structure's best.
+        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove.
+        beta: the inverse temperature β.
+        sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
+        sweeps: of the chromatic sampler.
+        draws: how many masks.
+        generator: where the random numbers come from; None for torch's global one.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.linspace(-1, 1, 100)

@@ -1,7 +1,13 @@
 """Masked layers: the stored weight times a mask, as a parametrisation of ``module.weight``.
 
-Invariants: the stored weight (``parametrizations.weight.original``) is never written by a mask; the mask is a
-constant for the gradient, so a masked weight gets no data gradient that step; nothing is rescaled.
+Invariants: the stored weight (``parametrizations.weight.original``) is never written by a mask; nothing is rescaled.
+For the gradient g at the masked weight w·x the mask is a constant unless the layer says otherwise:
+
+================  ==============================================================================================
+masked            g·x: a masked weight gets none that step (the paper)
+straight-through  g: every stored weight gets it (dynamic pruning with feedback, Lin et al. 2020)
+law               g·x + g·w ∂P/∂w with P the probability of keeping: a weight whose presence lowers the loss grows
+================  ==============================================================================================
 """
 
 from __future__ import annotations
@@ -14,23 +20,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
 
+GRADIENTS = ("masked", "straight-through", "law")
+
 
 class Masked(nn.Module):
-    """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps."""
+    """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps.
+
+    ``extra`` is what the gradient is multiplied by beyond the mask, None for nothing; its owner fills it, too.
+    """
 
     mask: Tensor
+    extra: Tensor | None
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, gradient: str = "masked") -> None:
         super().__init__()
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
+        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
+        more = None if plain else torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        self.register_buffer("extra", more, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.mask
+        masked = weight * self.mask
+        return masked if self.extra is None else masked + (weight - weight.detach()) * self.extra  # of value 0
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
@@ -46,15 +63,15 @@ class GibbsMasked(Masked):
 
     converged: Tensor
 
-    def __init__(self, weight: Tensor, structure: Structure, sparsity: float) -> None:
-        super().__init__(weight)
+    def __init__(self, weight: Tensor, structure: Structure, sparsity: float, gradient: str = "masked") -> None:
+        super().__init__(weight, gradient)
         self.structure, self.sparsity = structure, sparsity
         self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
-            return weight * self.mask
+            return super().forward(weight)
         kind = self.structure
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
@@ -185,12 +202,12 @@ def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> No
         if parametrize.is_parametrized(module):
             parts = [part for chain in cast(nn.ModuleDict, module.parametrizations).values() for part in chain]  # type: ignore[attr-defined]
             if any(isinstance(part, Masked) for part in parts):
-                raise UserError(f"the model still carries masks: finalize it before {purpose}.")
+                raise UserError(f"the model still carries masks: finalize it before {purpose}")
             if transformed:
                 continue
             raise UserError(
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
-                f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}."
+                f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
             )
 
 

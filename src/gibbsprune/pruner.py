@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .distributed import Whole, compare_ranks, leave_out, rehome, reshard, whole
+from .budgets import Budget, Targets, shares_of
+from .checks import bad, check_one_of, check_whole
+from .distributed import compare_ranks, reshard, whole
+from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .law import Law, Site, layer_site
-from .masking import GibbsMasked, attach, burn, check_masked, pack, stored_weight, unpack
-from .samplers import chromatic
-from .schedules import Schedule, check_whole
-from .selection import Rules, Sparsity, select, targets
+from .masking import GRADIENTS, pack, stored_weight
+from .samplers import SWEEPS
+from .saving import read_state
+from .schedules import Schedule
+from .selection import Selectors, Sparsity, select
+from .site import Site, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary
-from .threshold import kept_count, mean_squares, quantile
+from .threshold import kept_count, mean_squares
+
+
+def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
+    """The law's own gradient is that of weights which are drawn by themselves."""
+    check_one_of("gradient", gradient, GRADIENTS)
+    for site in sites:
+        if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
+            kinds = f"{site.hamiltonian!r} and {site.structure.name}s"
+            raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")
 
 
 class GibbsPruner:
@@ -41,16 +54,22 @@ class GibbsPruner:
 
     Args:
         model: any module; its convolutions and Linears are masked in place.
-        sparsity: the fraction to remove, or a mapping or function from layer name.
+        sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
+            ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        hamiltonian: None for the structure's best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
+            best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
-            :func:`gibbsprune.selection.select`).
+            :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
+            the network, and with filters but the projections of shortcuts.
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
+        gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
+            (see :mod:`gibbsprune.masking`).
+        example_inputs: a tensor or a tuple of the model's inputs, for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
@@ -58,52 +77,48 @@ class GibbsPruner:
     def __init__(
         self,
         model: nn.Module,
-        sparsity: Sparsity = 0.9,
+        sparsity: Sparsity | Schedule | Budget = 0.9,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
-        include: Rules = None,
-        exclude: Rules = None,
+        include: Selectors = None,
+        exclude: Selectors = None,
         sampler: str = "auto",
         seed: int = 0,
         *,
         epochs: int = 200,
-        sweeps: int = chromatic.SWEEPS,
+        gradient: str = "masked",
+        example_inputs: Any = None,
+        sweeps: int = SWEEPS,
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise UserError(f"seed is {seed!r}: allowed are whole numbers")
-        self.model, self.seed, self.sweeps, self.check_ranks = model, int(seed), sweeps, check_ranks
+        self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude)
-        self._targets = targets(sparsity, list(self._layers))
-        self._sites = {name: self._site(name, kind, sampler) for name in self._layers}
-        sizes = [math.prod(site.shape) for site in self._sites.values()]
+        self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
+        self._targets = self._plan.at(math.inf, lambda: self._means(kind))
+        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        check_gradient(gradient, sites.values())
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
-            raise UserError(f"schedule is {schedule!r}: allowed are schedules and functions from the epoch to beta")
-        self.schedule = schedule or self.hamiltonian.default_schedule(max(1, round(0.64 * epochs)), sizes)
+            raise bad("schedule", schedule, "schedules and functions from the epoch to beta")
+        self.schedule = schedule or self.hamiltonian.annealing(epochs, [math.prod(s.shape) for s in sites.values()])
         self.epoch: float = 0
+        self.beta: float = self._beta(0)
+        first = self._plan.at(0, lambda: self._means(kind))  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
-        self.set_epoch(0)  # the last that can refuse the arguments: from here on the model is changed
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._laws: dict[tuple[str, ...], Law] = {}
-        self.masks: dict[str, GibbsMasked] = {}
-        for name, module in self._layers.items():
-            site = self._sites[name]
-            self.masks[name] = GibbsMasked(module.weight, site.structure, site.sparsity)  # type: ignore[arg-type]
-        for name, module in self._layers.items():
-            attach(module, self.masks[name])
-            rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
-        leave_out(model, [f"{n}.parametrizations.weight.0.{b}" for n in self.masks for b in ("mask", "converged")])
+        pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
+        self.masks = self._drawing.masks
         try:
-            self._draw()
+            self._set_sparsities(first)
+            self._drawing.draw(self.beta, self.steps)
         except BaseException:  # a device or type that nothing above foresaw: the model is left as it was
-            self._take_off()
+            self.take_off()
             raise
 
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
@@ -112,12 +127,45 @@ class GibbsPruner:
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
+    def _means(self, kind: Structure) -> list[Tensor]:
+        """w̄² of every layer's neighbourhoods."""
+        masked = hasattr(self, "_drawing")
+        weights = [stored_weight(m) if masked else m.weight for m in self._layers.values()]
+        return [
+            mean_squares(whole(weight), as_structure(kind, module))  # type: ignore[arg-type]
+            for weight, module in zip(weights, self._layers.values())
+        ]
+
     # -- training ----------------------------------------------------------------------------------------------------
 
+    def _set_sparsities(self, sparsities: dict[str, float]) -> bool:
+        """Gives the layers other sparsities; whether any is another one."""
+        changed = sparsities != getattr(self, "_now", self._targets)
+        self._now = sparsities
+        if changed:
+            self._drawing.set_sparsities(sparsities)
+        return changed
+
     def set_epoch(self, epoch: float) -> None:
-        """Sets β to the schedule's value for ``epoch``, counted from 0; it may be a fraction."""
+        """Sets β and a sparsity that rises to their values for ``epoch``, counted from 0; it may be a fraction.
+
+        When an epoch begins, a budget is shared out anew, and the masks that are there for its first step are drawn
+        again at its own β and sparsity, from the same random numbers.
+        """
+        beta, before = self._beta(epoch), self.beta
+        self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
+        begins, changed = self.epoch == int(self.epoch), False
+        if self.finalized:
+            return
+        if self._plan.rises or (begins and self._plan.shared):
+            kind = next(iter(self._drawing.sites.values())).structure
+            changed = self._set_sparsities(self._plan.at(self.epoch, lambda: self._means(kind)))
+        if begins and (changed or beta != before):
+            self._drawing.draw(self.beta, self.steps, again=True)
+
+    def _beta(self, epoch: float) -> float:
         if isinstance(epoch, bool) or not isinstance(epoch, (int, float, np.number)):
-            raise UserError(f"epoch is {epoch!r}: allowed are numbers, 0 for the first")
+            raise bad("epoch", epoch, "numbers, 0 for the first")
         given = self.schedule(epoch)
         try:
             beta = float(given)
@@ -127,71 +175,32 @@ class GibbsPruner:
             raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
         if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
             raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
-        self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
+        return beta
 
     @torch._disable_dynamo
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
         self._check_open("step", look=self.steps % 100 == 0)  # walking through the model each time would be felt
         if self.check_ranks and self.steps % self.check_ranks == 0:
-            streams = (generator.get_state() for generator in self._generators.values())
+            streams = (generator.get_state() for generator in self._drawing.generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
-        self._draw()
+        self._drawing.draw(self.beta, self.steps)
         self.steps += 1
 
     def restart(self) -> None:
         """Draws the first masks again, from the weights as they are now: after DDP has sent rank 0's to all ranks."""
         self._check_open("restart")
-        self.steps, self._generators = 0, {}
-        self._draw()
-
-    @torch.no_grad()
-    def _draw(self) -> None:
-        reshard(self.model)
-        for names in self._by_device():
-            masks = self._sample(names)
-            torch._foreach_copy_([self.masks[name].mask for name in names], masks)
-
-    def _sample(self, names: tuple[str, ...]) -> list[Tensor]:
-        law, weights = self._law(names), self._weights(names)
-        if self.beta == math.inf:
-            return law.converged(weights)
-        device = weights.weights[0].device
-        betas = torch.full((1,), self.beta, dtype=torch.float64, device=device)
-        return law.draw(weights, betas, [self._generator(device)], self.sweeps)
-
-    def _weights(self, names: tuple[str, ...]) -> Whole:
-        return Whole(stored_weight(self._layers[name]) for name in names)
-
-    def _by_device(self) -> list[tuple[str, ...]]:
-        """Layers that are really pruned, together where their weights are on the same device."""
-        groups: dict[torch.device, list[str]] = {}
-        for name, module in self._layers.items():
-            if self._targets[name]:
-                groups.setdefault(stored_weight(module).device, []).append(name)
-        return [tuple(names) for names in groups.values()]
-
-    def _law(self, names: tuple[str, ...]) -> Law:
-        if names not in self._laws:
-            self._laws[names] = Law([self._sites[name] for name in names])
-        return self._laws[names]
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            seed = np.random.SeedSequence([self.seed & (2**63 - 1), self.steps]).generate_state(1, np.uint64)
-            self._generators[device] = torch.Generator(device).manual_seed(int(seed[0]) >> 1)
-        return self._generators[device]
+        self.steps = 0
+        self._drawing.restart()
+        self._drawing.draw(self.beta, self.steps)
 
     @torch.no_grad()
     def agreement(self) -> float:
         """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
         self._check_open("agreement")
-        reshard(self.model)
-        same = total = 0
-        for names in self._by_device():
-            converged = self._law(names).converged(self._weights(names))
-            same += sum(int((self.masks[n].mask == c).sum()) for n, c in zip(names, converged))
-            total += sum(c.numel() for c in converged)
+        converged = self._drawing.converged()
+        same = sum(int((self.masks[name].mask == mask).sum()) for name, mask in converged.items())
+        total = sum(mask.numel() for mask in converged.values())
         return same / total if total else 1.0
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -200,24 +209,18 @@ class GibbsPruner:
     def finalize(self, draw: str = "sample") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper; ``"converged"`` takes x_cvg. The pruned
-        weights stay zero if the model is trained on.
+        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
+        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
         """
         self._check_open("finalize")
-        if draw not in ("sample", "converged"):
-            raise UserError(f"draw is {draw!r}: allowed are 'sample' and 'converged'")
+        check_one_of("draw", draw, ("sample", "converged"))
         reshard(self.model)
         for name, module in self._layers.items():
             if not bool(torch.isfinite(whole(stored_weight(module))).all()):
                 raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
-        final: dict[str, Tensor] = {}
-        for names in self._by_device():
-            weights = self._weights(names)
-            converged = self._law(names).converged(weights)
-            masks = converged if draw == "converged" else self._sample(names)
-            for name, weight, mask, limit in zip(names, weights, masks, converged):
-                final[name] = torch.where(self._on_threshold(name, weight), limit, mask)
-                self.masks[name].mask.copy_(final[name])
+        final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
+        for name, mask in final.items():
+            self.masks[name].mask.copy_(mask)
         if draw == "sample" and (agreement := self.agreement()) < 0.999:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
@@ -227,50 +230,37 @@ class GibbsPruner:
                 f"finalize(draw='converged')",
                 stacklevel=3,  # no_grad's wrapper is one
             )
-        for name, module in self._layers.items():
-            mask = final.get(name, torch.ones_like(self.masks[name].mask))
-            self._remove(module, mask)
-            if name in final:
-                hold(module, mask)
+        self._drawing.take_off(final)
+        for name, mask in final.items():
+            hold(self._layers[name], mask)
         self.finalized = True
         return self.model
 
-    def _take_off(self) -> None:
-        """Removes the masks and leaves the weights as they are."""
-        for name, module in self._layers.items():
-            self._remove(module, torch.ones_like(self.masks[name].mask))
-
-    def _remove(self, module: nn.Module, mask: Tensor) -> None:
-        burn(module, mask)
-        rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
-
-    def _on_threshold(self, name: str, weight: Tensor) -> Tensor:
-        """Neighbourhoods exactly on Q, by a tie of floating-point numbers: no field decides for them."""
-        site = self._sites[name]
-        means = mean_squares(weight, site.structure)
-        ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
-        return site.structure.unrows(ties, site.shape)
+    def take_off(self) -> None:
+        """Removes the masks and leaves the weights as they are; the pruner is done."""
+        self._drawing.take_off({})
+        self.finalized = True
 
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
             raise UserError(f"{what}() after finalize(): the masks are burnt in and the pruner is done")
         if look:
-            check_masked(self.model, self._layers, self.masks)
+            self._drawing.check()
 
     # -- looking and saving ------------------------------------------------------------------------------------------
 
     def summary(self) -> Summary:
         """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
         if not self.finalized:
-            check_masked(self.model, self._layers, self.masks)
+            self._drawing.check()
         layers = []
         for name, module in self._layers.items():
-            site, target = self._sites[name], self._targets[name]
+            site, target = self._drawing.sites[name], self._targets[name]
             kept = kept_count(target, site.count)
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
             layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
-        return Summary(self._sites[layers[0].name].structure.name, layers, dict(self._skipped))
+        return Summary(self._drawing.sites[layers[0].name].structure.name, layers, dict(self._skipped))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""
@@ -280,36 +270,25 @@ class GibbsPruner:
             "seed": self.seed,
             "epoch": self.epoch,
             "steps": self.steps,
-            "generators": {str(device): g.get_state() for device, g in self._generators.items()},
+            "generators": {str(device): g.get_state() for device, g in self._drawing.generators.items()},
+            "before": {str(device): state for device, state in self._drawing.before.items()},
             "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
+            "sparsities": {} if self._now == self._targets else dict(self._now),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
-        version = state.get("version") if isinstance(state, Mapping) else None
-        if version != 1:
-            raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
-        if lacking := [key for key in ("seed", "epoch", "steps", "generators", "masks") if key not in state]:
-            raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
-        if set(state["masks"]) != set(self.masks):
-            missing = ", ".join(sorted(set(state["masks"]) ^ set(self.masks)))
-            raise UserError(f"the saved pruner has other layers than this one: {missing}")
-        for name, masked in self.masks.items():
-            if state["masks"][name].numel() != (masked.mask.numel() + 7) // 8:
-                raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
-        for name, masked in self.masks.items():
-            masked.mask.copy_(unpack(state["masks"][name], masked.mask.shape))
-        self.seed, self.steps = int(state["seed"]), int(state["steps"])
-        self._generators = {}
-        for names in self._by_device():
-            device = stored_weight(self._layers[names[0]]).device
-            if (saved := _stream(state["generators"], device)) is not None:
-                self._generator(device).set_state(saved.cpu())
-        self.set_epoch(state["epoch"])
-
-
-def _stream(generators: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    """The saved stream of a device; where the model was on one other device of its kind, as on rank 0, of that."""
-    alike = [state for name, state in generators.items() if torch.device(name).type == device.type]
-    return generators.get(str(device), alike[0] if len(alike) == 1 else None)
+        devices = {stored_weight(self._layers[names[0]]).device for names in self._drawing.by_device()}
+        saved = read_state(state, {name: masked.mask for name, masked in self.masks.items()}, devices)
+        beta = self._beta(saved.epoch)
+        for name, masked in self.masks.items():  # from here on nothing is refused
+            masked.mask.copy_(saved.masks[name])
+        self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
+        self._set_sparsities(saved.sparsities or self._targets)
+        self._drawing.restart(saved.seed)
+        self._drawing.before = saved.before
+        for device, stream_state in saved.generators.items():
+            self._drawing.generator(device, self.steps).set_state(stream_state)
+        for names in self._drawing.by_device():
+            self._drawing.fill_gradients(names, self.beta)

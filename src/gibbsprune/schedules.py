@@ -1,4 +1,4 @@
-"""Schedules: pure functions from the epoch to β, held after their last epoch (Section III-A and III-E).
+"""Schedules: pure functions from the epoch to β or a sparsity, held after their last epoch (Section III-A and III-E).
 
 ``stretch`` s evaluates the schedule at ⌊n/s⌋, so that it lasts s times as many epochs. Unstretched ones also take
 fractions: ``set_epoch(step / steps_per_epoch)`` anneals from step to step.
@@ -10,9 +10,15 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import numpy as np
-
+from .checks import bad, check_whole
 from .errors import UserError
+
+ANNEALED = 0.64  # the share of training over which β rises, then it is held (128 of 200 epochs)
+
+
+def annealed(epochs: int) -> int:
+    """The epochs of a training over which β rises by default."""
+    return max(1, round(ANNEALED * epochs))
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Schedule(ABC):
 
     def __call__(self, epoch: float) -> float:
         if epoch < 0 or math.isnan(epoch):
-            raise UserError(f"epoch is {epoch!r}: allowed are numbers from 0")
+            raise bad("epoch", epoch, "numbers from 0")
         return self._value(epoch)
 
     @abstractmethod
@@ -79,6 +85,19 @@ class LinearSchedule(_Ramp):
 
 
 @dataclass(frozen=True)
+class CubicSchedule(_Ramp):
+    """s(n) = end + (start − end) · (1 − n / epochs)³: how gradual pruning raises its sparsity (Zhu & Gupta 2017).
+
+    >>> [round(CubicSchedule(0.0, 0.8, epochs=2)(n), 6) for n in range(4)]
+    [0.0, 0.7, 0.8, 0.8]
+    """
+
+    def _value(self, epoch: float) -> float:
+        left = 1.0 - self._progress(epoch)
+        return float(self.end + (self.start - self.end) * left**3)
+
+
+@dataclass(frozen=True)
 class ConstantSchedule(Schedule):
     """β(n) = value."""
 
@@ -115,21 +134,4 @@ class Join(Schedule):
 
 def _check_beta(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise UserError(f"{name} is {value!r}: allowed are numbers")
-
-
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """A count is a whole number from ``least`` up, also one of numpy's."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise UserError(f"{name} is {value!r}: allowed are whole numbers from {least}")
-
-
-def check_beta(beta: float) -> float:
-    """β is a number from 0 to infinity."""
-    try:
-        value = float(beta)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not value >= 0:
-        raise UserError(f"beta is {beta!r}: allowed are numbers from 0 up, infinity included")
-    return value
+        raise bad(name, value, "numbers")

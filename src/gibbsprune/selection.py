@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Tracer
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from .checks import check_sparsity
 from .errors import UserError
 from .structures import PRUNABLE, Structure
-from .threshold import check_sparsity
 
-Rule = str | type | Callable[[str, nn.Module], bool]
-Rules = Rule | Iterable[Rule] | None
+Selector = str | type | Callable[[str, nn.Module], bool]
+Selectors = Selector | Iterable[Selector] | None
 Sparsity = float | Mapping[str, float] | Callable[[str], float]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
@@ -24,29 +28,32 @@ CONVOLUTIONS = tuple(kind for kind in PRUNABLE if kind is not nn.Linear)
 
 
 def select(
-    model: nn.Module, structure: Structure, include: Rules = None, exclude: Rules = None
+    model: nn.Module,
+    structure: Structure,
+    include: Selectors = None,
+    exclude: Selectors = None,
+    examples: Any = None,
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """The layers to prune by name, and the others that could be pruned with the reason why they are not.
 
-    Without ``include`` all convolutions and Linears are taken but the first convolution, and with filters but a
-    last Linear, whose rows are the network's outputs. A rule is a name pattern (``"stage1.*"``), a module type or
-    a function of (name, module); one that matches nothing is an error.
+    Without ``include`` all convolutions and Linears are taken but those of :func:`spared`. A rule that matches nothing
+    is an error.
+
+    Args:
+        model: any module.
+        structure: what is pruned; with filters more layers are spared.
+        include: the layers to take, by name patterns (``"stage1.*"``), module types or functions of (name, module).
+        exclude: the layers to leave out, in the same way.
+        examples: inputs of the model, for :func:`leaving`.
     """
     candidates: dict[str, nn.Module] = {n: m for n, m in model.named_modules() if isinstance(m, PRUNABLE)}
     if not candidates:
         raise UserError("the model has nothing to prune: it holds no convolution and no Linear layer")
-    skipped: dict[str, str] = {}
     if include is None:
-        convolutions = [name for name, module in candidates.items() if isinstance(module, CONVOLUTIONS)]
-        if convolutions and len(candidates) > 1:
-            skipped[convolutions[0]] = "first convolution"
-        last = list(candidates)[-1]
-        rest = len(candidates) - len(skipped)
-        if structure.name == "filter" and isinstance(candidates[last], nn.Linear) and rest > 1:
-            skipped[last] = "last Linear: its rows are the outputs"
+        skipped = spared(model, candidates, structure, examples)
     else:
         chosen = _matching(candidates, include, "include")
-        skipped |= {name: "not included" for name in candidates if name not in chosen}
+        skipped = {name: "not included" for name in candidates if name not in chosen}
     if exclude is not None:
         skipped |= dict.fromkeys(_matching(candidates, exclude, "exclude"), "excluded")
     layers = {name: module for name, module in candidates.items() if name not in skipped}
@@ -56,7 +63,99 @@ def select(
     return layers, skipped
 
 
-def _matching(candidates: dict[str, nn.Module], rules: Rules, what: str) -> set[str]:
+def spared(
+    model: nn.Module,
+    candidates: Mapping[str, nn.Module],
+    structure: Structure,
+    examples: Any = None,
+) -> dict[str, str]:
+    """The layers that are not pruned by default, with the reason; never all of them.
+
+    They are the layers whose outputs leave the network, the first convolution, which sees the data, and with filters
+    the projections of residual shortcuts, known as 1×1 convolutions with a stride: their outputs are added to others.
+
+    Args:
+        model: the network.
+        candidates: its layers that could be pruned, by name.
+        structure: what is pruned.
+        examples: inputs of the model, for :func:`leaving`.
+    """
+    outputs = leaving(model, examples)
+    convolutions = [name for name, module in candidates.items() if isinstance(module, CONVOLUTIONS)]
+    reasons = {
+        "its outputs leave the network": sorted(outputs),
+        "first convolution": [name for name in convolutions if name not in outputs][:1],
+        "projection of a shortcut": [name for name in convolutions if _projects(candidates[name])],
+    }
+    if structure.name != "filter":
+        del reasons["projection of a shortcut"]
+    skipped: dict[str, str] = {}
+    for reason, names in reasons.items():
+        if candidates.keys() - skipped.keys() - set(names):
+            skipped |= {name: reason for name in names if name not in skipped}
+    return skipped
+
+
+def _projects(convolution: Any) -> bool:
+    return all(size == 1 for size in convolution.kernel_size) and any(step > 1 for step in convolution.stride)
+
+
+def leaving(model: nn.Module, examples: Any = None) -> set[str]:
+    """The names of the convolutions and Linears whose outputs leave the network, but for what has no such weights.
+
+    They are found in the graph of the network, where its own code can be traced; otherwise the one that was defined
+    last is taken for the output. ``examples`` are inputs, for ways of tracing that need them; this one does not.
+    """
+    names = {module: name for name, module in model.named_modules() if isinstance(module, PRUNABLE)}
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = _Layers().trace(model)
+    except Exception:  # whatever the network's own code does with what is no tensor
+        return set(list(names.values())[-1:])
+    finally:
+        for module, attributes in before:  # what the code has put aside meanwhile
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+    found: set[str] = set()
+    reached = {node for node in graph.nodes if node.op == "output"}
+    for node in reversed(graph.nodes):  # each comes after its inputs
+        if node not in reached:
+            continue
+        if node.op == "call_module":
+            parts = list(model.get_submodule(str(node.target)).modules())
+        else:  # a function of a weight without its layer
+            weights = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr"]
+            parts = [model.get_submodule(weight.rpartition(".")[0]) for weight in weights]
+        inner = [names[part] for part in parts if part in names]
+        found.update(inner[-1:])
+        reached.update([] if inner else node.all_input_nodes)
+    return found
+
+
+class _Layers(Tracer):
+    """The network's own code, without hooks; a layer that can be pruned is one step, whatever its class.
+
+    Tracing takes over every module call of the process. Those of other threads are let through.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, PRUNABLE) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        if self.is_leaf_module(m, self.path_of_module(m)):
+            return super().call_module(m, forward, args, kwargs)
+        return m.forward(*args, **kwargs)
+
+
+def _matching(candidates: dict[str, nn.Module], rules: Selectors, what: str) -> set[str]:
     single = isinstance(rules, (str, type)) or callable(rules)
     found: set[str] = set()
     if not single and not isinstance(rules, Iterable):
@@ -71,7 +170,7 @@ def _matching(candidates: dict[str, nn.Module], rules: Rules, what: str) -> set[
     return found
 
 
-def _matches(rule: Rule, name: str, module: nn.Module) -> bool:
+def _matches(rule: Selector, name: str, module: nn.Module) -> bool:
     if isinstance(rule, str):
         return fnmatchcase(name, rule)
     if isinstance(rule, type):

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .checks import bad, listed
 from .errors import UserError
 
 
@@ -136,7 +137,7 @@ def as_structure(structure: str | Structure, module: nn.Module | None = None) ->
     if isinstance(structure, str) and structure in STRUCTURES:
         structure = STRUCTURES[structure]()
     if not isinstance(structure, Structure):
-        raise UserError(f"unknown structure {structure!r}: allowed are {', '.join(map(repr, STRUCTURES))}")
+        raise bad("structure", structure, listed(STRUCTURES))
     if module is None:
         return structure
     transposed = bool(getattr(module, "transposed", False))

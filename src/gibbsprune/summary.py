@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .text import columns
+
 
 @dataclass(frozen=True)
 class LayerSummary:
@@ -56,8 +58,7 @@ class Summary:
             for layer in self.layers
         ]
         total = ("all", "", f"{self.weights} weights", "", "", "", f"{self.achieved:.4f}")
-        widths = [max(len(row[i]) for row in [header, *body, total]) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in [header, *body, total]]
+        lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
         left = [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_sparsity
 from .errors import UserError
 from .structures import Structure, as_structure
 
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 24  # elements worked on at once, so that huge layers need bounded extra memory
 PIECE, PROGRAMS = 2048, 2048  # the least work of a Triton program, and how many a large GPU runs side by side
-
-
-def check_sparsity(sparsity: float) -> float:
-    """Sparsity is the fraction removed, in [0, 1)."""
-    try:
-        value = float(sparsity)
-    except (TypeError, ValueError):
-        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1") from None
-    if not 0.0 <= value < 1.0:
-        raise UserError(f"sparsity is {sparsity!r}: allowed are numbers from 0 up to but not 1")
-    return value
 
 
 def position(sparsity: float, count: int) -> tuple[int, float]:
@@ -139,15 +129,29 @@ class Segments:
     def __init__(self, lengths: Sequence[int], sparsities: Sequence[float]) -> None:
         self.lengths = list(lengths)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
-        self.keep = [kept_count(p, m) for p, m in zip(sparsities, lengths)]
-        self.low, self.fraction = map(list, zip(*map(position, sparsities, lengths)))
+        self.whole: list[bool] = []
         self._constants: dict[tuple[str, torch.device], Tensor] = {}
-        self._selections: dict[tuple[str, torch.device], Selection] = {}
+        self._varying: dict[tuple[str, torch.device], Callable[[], Tensor]] = {}
+        self._selections: dict[tuple[str, torch.device], tuple[Selection, Callable[[], list[int]]]] = {}
+        self.set_sparsities(sparsities)
+        self.fixed = not any(self.whole)
 
-    def constant(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        """An index tensor made once per device and kept, as a captured CUDA graph needs it."""
+    def set_sparsities(self, sparsities: Sequence[float]) -> None:
+        """Other sparsities from now on; what lies on a device changes in place, as a captured CUDA graph needs it."""
+        self.fixed, self.whole = False, [p == 0 for p in sparsities]
+        self.keep = [kept_count(p, m) for p, m in zip(sparsities, self.lengths)]
+        self.low, self.fraction = map(list, zip(*map(position, sparsities, self.lengths)))
+        for key, make in self._varying.items():
+            self._constants[key].copy_(make())
+        for selection, ranks in self._selections.values():
+            selection.set_ranks(ranks())
+
+    def constant(self, name: str, device: torch.device, make: Callable[[], Tensor], varying: bool = False) -> Tensor:
+        """A tensor made once per device and kept; a ``varying`` one is made anew with the sparsities."""
         if (name, device) not in self._constants:
             self._constants[name, device] = make().to(device)
+            if varying:
+                self._varying[name, device] = make
         return self._constants[name, device]
 
     def segment(self, device: torch.device) -> Tensor:
@@ -178,13 +182,19 @@ class Segments:
         return self.constant(f"pieces of {size}", device, make)
 
     def _fractions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self.constant(f"fraction in {dtype}", device, lambda: torch.tensor(self.fraction, dtype=dtype))
+        make = lambda: torch.tensor(self.fraction, dtype=dtype)  # noqa: E731
+        return self.constant(f"fraction in {dtype}", device, make, varying=True)
 
     def _ranks(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions in the segmented order of the values just below and just above Q."""
-        below = self.constant("below", device, lambda: torch.tensor(self.starts[:-1]) + torch.tensor(self.low))
-        last = self.constant("last", device, lambda: torch.tensor(self.starts[1:]) - 1)
-        return below, self.constant("above", device, lambda: torch.minimum(below + 1, last))
+
+        def below() -> Tensor:
+            return torch.tensor(self.starts[:-1]) + torch.tensor(self.low)
+
+        def above() -> Tensor:
+            return torch.minimum(below() + 1, torch.tensor(self.starts[1:]) - 1)
+
+        return self.constant("below", device, below, varying=True), self.constant("above", device, above, varying=True)
 
     def _kept(self, device: torch.device) -> Tensor:
         """Which positions of the segmented order are kept: the last K of each segment."""
@@ -193,7 +203,11 @@ class Segments:
             parts = [torch.arange(m) >= m - k for m, k in zip(self.lengths, self.keep)]
             return torch.cat(parts)
 
-        return self.constant("kept", device, make)
+        return self.constant("kept", device, make, varying=True)
+
+    def kept_whole(self, device: torch.device) -> Tensor:
+        """The elements of segments of which nothing is removed."""
+        return self.spread(self.constant("whole", device, lambda: torch.tensor(self.whole), varying=True))
 
     def split(self, values: Tensor) -> list[Tensor]:
         return [values[a:b] for a, b in zip(self.starts, self.starts[1:])]
@@ -204,16 +218,20 @@ class Segments:
             return self._selected(values)
         return self._radix(values) if in_triton(values) else self._sorted(values)
 
-    def _selection(self, name: str, ranks: Sequence[int], device: torch.device) -> Selection:
+    def on_threshold(self, values: Tensor) -> Tensor:
+        """Which values are exactly Q."""
+        return values == self.spread(self.thresholds(values))
+
+    def _selection(self, name: str, ranks: Callable[[], list[int]], device: torch.device) -> Selection:
         """A radix selection, with its work space made once, as a captured CUDA graph needs it."""
         from .threshold_triton import Selection
 
         if (name, device) not in self._selections:
-            self._selections[name, device] = Selection(self.lengths, ranks, self.pieces(device))
-        return self._selections[name, device]
+            self._selections[name, device] = Selection(self.lengths, ranks(), self.pieces(device)), ranks
+        return self._selections[name, device][0]
 
     def _radix(self, values: Tensor) -> Tensor:
-        below, above, _ = self._selection("low", self.low, values.device)(values)
+        below, above, _ = self._selection("low", lambda: self.low, values.device)(values)
         return torch.lerp(below, above, self._fractions(values.device, torch.float32))
 
     def _selected(self, values: Tensor) -> Tensor:
@@ -235,9 +253,17 @@ class Segments:
 
     def _converged_radix(self, values: Tensor) -> Tensor:
         """What exceeds the least value kept, and of those equal to it the first, as many as are missing."""
-        device, least = values.device, [m - k for m, k in zip(self.lengths, self.keep)]  # its rank; m where none is
-        ranks = self.constant("least", device, lambda: torch.tensor(least, dtype=torch.int32))
-        cut, _, upto = self._selection("least", [min(r, m - 1) for r, m in zip(least, self.lengths)], device)(values)
+        device = values.device
+
+        def least() -> list[int]:
+            return [m - k for m, k in zip(self.lengths, self.keep)]  # its rank; m where none is
+
+        def within() -> list[int]:
+            return [min(rank, m - 1) for rank, m in zip(least(), self.lengths)]
+
+        make = lambda: torch.tensor(least(), dtype=torch.int32)  # noqa: E731
+        ranks = self.constant("least", device, make, varying=True)
+        cut, _, upto = self._selection("least", within, device)(values)
         bound = self.spread(cut)
         equal = values == bound
         seen = equal.cumsum(0, dtype=torch.int32)

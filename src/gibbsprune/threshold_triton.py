@@ -76,11 +76,19 @@ class Selection:
     """Radix selection in segments of fixed lengths, with its constants and work space on one device."""
 
     def __init__(self, lengths: Sequence[int], ranks: Sequence[int], pieces: Tensor) -> None:
-        self.pieces, device = pieces, pieces.device
-        self.ranks = torch.tensor(list(ranks), dtype=torch.int32, device=device)
-        enough = [rank + 1 if rank + 1 < m else -1 for rank, m in zip(ranks, lengths)]  # after the last comes itself
-        self.enough = torch.tensor(enough, dtype=torch.int32, device=device)
+        self.pieces, self.lengths, device = pieces, list(lengths), pieces.device
+        self.ranks = torch.zeros(len(self.lengths), dtype=torch.int32, device=device)
+        self.enough = torch.zeros_like(self.ranks)
+        self.set_ranks(ranks)
         self.counts = torch.zeros(len(lengths), PASSES, 1 << WIDTH, dtype=torch.int32, device=device)
+
+    def set_ranks(self, ranks: Sequence[int]) -> None:
+        """Which order statistic of each segment is wanted from now on."""
+        enough = [
+            rank + 1 if rank + 1 < m else -1 for rank, m in zip(ranks, self.lengths)
+        ]  # after the last comes itself
+        self.ranks.copy_(torch.tensor(list(ranks), dtype=torch.int32))
+        self.enough.copy_(torch.tensor(enough, dtype=torch.int32))
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The wanted order statistic of every segment of values ≥ 0, the one after it, and how many are at most it."""

@@ -1,4 +1,4 @@
-"""The command line, one module per command: ``train``, ``compare``, ``export``, ``profile``, ``suite``, ``report`` …
+"""The command line, one module per command: ``train``, ``sweep``, ``compare``, ``export``, ``profile`` …
 
 Mistakes are told in one sentence, ``gibbsprune: <sentence>`` on standard error, with exit status 2; a run
 stopped by Ctrl-C or SIGTERM exits with 130.
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    from gibbsprune.cli import compare, data, demo, describe, export, profile, report, suite, train
+    from gibbsprune.cli import compare, data, demo, describe, export, profile, sweep, train, tune
 
     parser = Parser(
         prog="gibbsprune",
@@ -53,7 +53,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"gibbsprune {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, compare, demo, export, profile, data, describe, suite, report):
+    for module in (train, sweep, compare, tune, demo, export, profile, data, describe):
         module.add_parser(commands)
     return parser
 

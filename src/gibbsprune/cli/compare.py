@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from gibbsprune.cli.train import chosen_recipe
 from gibbsprune.cli.values import number, seed_list, whole
+from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
+from gibbsprune.structures import STRUCTURES
 from gibbsprune.training.recipes import RECIPES
-from gibbsprune.training.spec import STRUCTURES, RunSpec
+from gibbsprune.training.spec import RunSpec
 
 EPILOG = """\
 A method may be named with settings, and several times with different ones:
@@ -48,42 +49,33 @@ def add_parser(commands: Any) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Train what is missing, then tell."""
-    import torch
-
-    from gibbsprune.training import comparison, comparison_report
+    from gibbsprune.sweeps import comparison, comparison_report
+    from gibbsprune.training.interrupt import terminable
 
     base = chosen_base(options)
     wanted = None if options.methods is None else [name for name in options.methods.split(",") if name.strip()]
     if wanted == []:
         raise UserError(f"--methods is {options.methods!r}; it must be names separated by commas")
-    entries = comparison.choose(base.structure, wanted)
+    compared = comparison.runs(comparison.choose(base.structure, wanted), base, options.seeds)
     out = Path(options.out) if options.out is not None else Path("runs") / default_name(base)
-    fleets = comparison.plan(entries, base, options.seeds, out)
-    cells = [cell for fleet in fleets for cell in fleet]
-    print(f"{comparison_report.title(base, options.seeds)}: {len(cells)} runs in {len(fleets)} fleets")
-    threads = torch.get_num_threads()
-    if base.data == "digits":
-        torch.set_num_threads(1)  # images of 8×8 pixels give several threads nothing to do but wait for each other
+    print(f"{comparison_report.title(base, options.seeds)}: {len(compared)} runs", flush=True)
     try:
-        comparison.train(fleets, options.device, options.command_line, lambda line: print(f"\n{line}", flush=True))
+        with terminable():
+            found = comparison.train(compared, out, options.device)
     except KeyboardInterrupt:
         print("The same gibbsprune compare command continues this comparison.", flush=True)
         raise
-    finally:
-        torch.set_num_threads(threads)
-    found = comparison_report.rows(cells)
-    written = comparison_report.write_report(out, base, options.seeds, found, options.command_line)
-    print(f"\n{comparison_report.result_table(found)}\n")
+    rows = comparison_report.rows(compared, found)
+    written = comparison_report.write_report(out, base, options.seeds, rows, options.command_line)
+    print(f"\n{comparison_report.result_table(rows)}\n")
     print(f"See {', '.join(map(str, written))}.")
     return 0
 
 
 def chosen_base(options: argparse.Namespace) -> RunSpec:
     """What all runs share."""
-    data = options.data or "digits"
-    if data.endswith(".npz"):
-        data = os.path.abspath(data)  # a continued comparison may start in another folder
-    model = options.model or ("resnet8" if data == "digits" else "resnet20")
+    data = absolute(options.data or "digits")  # a continued comparison may start in another folder
+    model = options.model or ("resnet8" if data.startswith("digits") else "resnet20")
     sparsity = options.sparsity if options.sparsity is not None else 0.75 if options.structure == "filter" else 0.9
     options.data = data
     recipe = chosen_recipe(options)

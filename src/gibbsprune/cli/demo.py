@@ -95,8 +95,7 @@ def _check_replaceable(path: Path) -> None:
 
 def comparison(dense: dict[str, Any], gibbs: dict[str, Any]) -> str:
     """The two results side by side."""
-    from gibbsprune.training.progress import clock
-    from gibbsprune.training.summary import percent, table
+    from gibbsprune.text import clock, percent, table
 
     rows = [
         [

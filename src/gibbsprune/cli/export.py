@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gibbsprune.cli.values import add_trust, trusting
 from gibbsprune.errors import UserError
 
 #: The formats, the types of stored weights that each can have, and its file's name.
@@ -31,6 +32,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--fold", action="store_true", help="with --compact: fold batch norms into convolutions")
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="float32, float16 or int8 (float32)")
     parser.add_argument("--out", metavar="FILE", help="where to write (a file in the run's folder)")
+    add_trust(parser)
     parser.set_defaults(handler=handle, parser=parser)
 
 
@@ -48,7 +50,7 @@ def handle(options: argparse.Namespace) -> int:
     from gibbsprune.export.runs import load_run
     from gibbsprune.training.folder import check_not_own
 
-    run = load_run(options.run)
+    run = trusting(options, lambda trust: load_run(options.run, trust=trust))
     out = Path(options.out) if options.out else run.path / name
     check_not_own(out)
     model = run.model
@@ -98,7 +100,7 @@ def _write_safetensors(model: Any, again: Any, out: Path, dtype: str) -> str:
     import torch
     from safetensors.torch import load
 
-    from gibbsprune.training.checkpoint import save_tensors
+    from gibbsprune.files import save_tensors
 
     kind = getattr(torch, dtype)
     state = {

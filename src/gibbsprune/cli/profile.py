@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.values import check_counts, number, whole
+from gibbsprune.cli.values import add_trust, check_counts, number, trusting, whole
 from gibbsprune.errors import UserError
 
 
@@ -29,6 +29,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--threads", type=whole, metavar="N", help="torch's threads (as torch has it)")
     parser.add_argument("--layers", action="store_true", help="print the table of layers too")
     parser.add_argument("--out", metavar="FILE", help="the picture (profile.png in the run's folder, or here)")
+    add_trust(parser)
     parser.set_defaults(handler=handle, parser=parser)
 
 
@@ -42,11 +43,11 @@ def handle(options: argparse.Namespace) -> int:
     if options.out:
         check_not_own(Path(options.out))
     path = Path(options.target)
-    if (path / "run.json").exists() or (path.parent / "run.json").exists():
+    if any((folder / name).exists() for folder in (path, path.parent) for name in ("run.json", "result.json")):
         for name in ("sparsity", "structure", "size"):
             if getattr(options, name) is not None:
                 raise UserError(f"--{name} is for a model by name; a run is profiled as it was trained and pruned")
-        title, forms, x, folder = run_forms(path)
+        title, forms, x, folder = trusting(options, lambda trust: run_forms(path, trust))
     elif path.is_dir():
         raise UserError(f"{path} holds no run (it has no run.json)")
     else:
@@ -64,14 +65,14 @@ def handle(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_forms(path: Path) -> tuple[str, dict[str, Any], Any, Path]:
+def run_forms(path: Path, trust: bool = False) -> tuple[str, dict[str, Any], Any, Path]:
     """A run's title, its network dense (newly initialised), pruned and compact, images, and its folder."""
     from gibbsprune import data
     from gibbsprune.export.compaction import compact
     from gibbsprune.export.runs import load_run
     from gibbsprune.training.network import new_model
 
-    run = load_run(path, images=128)
+    run = load_run(path, images=128, trust=trust)
     forms = {"dense": new_model(run.spec, data.load(run.spec.data)), "pruned": run.model}
     forms["compact"] = compact(run.model, run.images[:2], fold_batch_norm=True, prefer="speed")
     if run.spec.method == "dense":

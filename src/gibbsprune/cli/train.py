@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import os
 import textwrap
 from typing import Any
 
-from gibbsprune import methods
 from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
     add_setting_options,
+    add_trust,
     every,
     number,
     recipe_changes,
     seed_list,
     setting_values,
+    trusting,
     whole,
 )
+from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
+from gibbsprune.hamiltonians import HAMILTONIANS, possible
+from gibbsprune.samplers import NAMES
+from gibbsprune.structures import STRUCTURES, as_structure
+from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import (
-    HAMILTONIANS,
-    PRECISIONS,
-    SAMPLERS,
-    STRUCTURES,
-    RunSpec,
-    default_recipe,
-    scale_recipe,
-)
+from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -57,9 +54,8 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hamiltonians = ", ".join(SAMPLERS)
-    samplers = ", ".join(dict.fromkeys(name for names in SAMPLERS.values() for name in names))
-    defaults = ", ".join(f"{names[0]} for {structure}" for structure, names in HAMILTONIANS.items())
+    hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(NAMES)
+    defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in STRUCTURES)
 
     what = parser.add_argument_group("what to train")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
@@ -90,6 +86,7 @@ def add_parser(commands: Any) -> None:
     kept = parser.add_argument_group("what is kept")
     kept.add_argument("--out", metavar="FOLDER", help="the run's folder (runs/<name>)")
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
+    add_trust(kept)
     kept.add_argument("--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s")
     kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
@@ -120,7 +117,7 @@ def handle(options: argparse.Namespace) -> int:
         return 0
     specs = chosen_specs(options, chosen)
     if options.dry_run:
-        from gibbsprune.cli.plan import show_plan
+        from gibbsprune.cli.dry_run import show_plan
 
         if speaks():
             show_plan(specs, options.device or "auto")
@@ -158,9 +155,7 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
     if options.seed is not None and options.seeds is not None:
         raise UserError("give --seed or --seeds, not both")
     fields = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
-    data = options.data or "digits"
-    if data.endswith(".npz"):
-        data = os.path.abspath(data)  # a resumed run may start in another folder
+    data = absolute(options.data or "digits")  # a resumed run may start in another folder
     seeds = options.seeds if options.seeds is not None else [options.seed or 0]
     method = options.method or "gibbs"
     for name in ("hamiltonian", "coupling", "sampler"):
@@ -178,7 +173,7 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
 
 def _resume(options: argparse.Namespace) -> int:
     """Continue a run as it was started; only the device may change."""
-    free = ("resume", "device", "handler", "parser", "command", "command_line")
+    free = ("resume", "trust", "device", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
         if name not in free and value is not None and value is not False:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
@@ -188,7 +183,12 @@ def _resume(options: argparse.Namespace) -> int:
     from gibbsprune.training.folder import RunFolder
 
     with ranks.join(options.device or "auto") as joined:
-        outcome = run.resume(options.resume, device=options.device, command=options.command_line, ranks=joined)
+        outcome = trusting(
+            options,
+            lambda trust: run.resume(
+                options.resume, device=options.device, command=options.command_line, ranks=joined, trust=trust
+            ),
+        )
         if joined.first:
             _report(RunFolder.open(outcome.folder).specs, outcome)
     return 0
@@ -196,7 +196,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _report(specs: list[RunSpec], outcome: Any) -> None:
     """The last words of a finished run."""
-    from gibbsprune.training.summary import headline
+    from gibbsprune.training.account import headline
 
     print(headline(specs[0], outcome.results).replace("*", ""))
     print(f"See {outcome.folder / 'summary.md'}.")

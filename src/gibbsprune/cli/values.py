@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
+from collections.abc import Callable
+from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.methods import METHODS
+from gibbsprune.training.methods import METHODS
 from gibbsprune.training.recipes import FIELDS
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
@@ -109,6 +112,26 @@ def setting_values(options: argparse.Namespace) -> dict[str, object]:
     if "from" in given:
         given["from"] = os.path.abspath(given["from"])  # a resumed run may start in another folder
     return given
+
+
+def add_trust(parser: argparse._ActionsContainer) -> None:
+    """Whether code that a run's folder names may be run."""
+    parser.add_argument("--trust", action="store_true", help="import the network that the run names (module:function)")
+
+
+def trusting(options: argparse.Namespace, call: Callable[[bool], Any]) -> Any:
+    """What ``call`` gives with ``--trust`` or without; where that is not enough, a person at a terminal is asked."""
+    from gibbsprune.training.finished import Untrusted
+
+    try:
+        return call(options.trust)
+    except Untrusted as error:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise
+        print(f"{str(error).partition(';')[0]}.", flush=True)
+        if input("Run it? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise
+        return call(True)
 
 
 def recipe_changes(options: argparse.Namespace) -> dict[str, str]:

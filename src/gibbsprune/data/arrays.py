@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gibbsprune.errors import UserError
+from ..checks import bad, check_one_of
+from ..errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +28,13 @@ class Arrays:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise UserError(f"{self.name}: classes is {self.classes}; at least 2 classes are needed.")
+            raise UserError(f"{self.name}: classes is {self.classes}; at least 2 classes are needed")
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             _check_part(self.name, part, x, y, self.classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise UserError(
                 f"{self.name}: x_train holds images of shape {tuple(self.x_train.shape[1:])} and x_test "
-                f"of shape {tuple(self.x_test.shape[1:])}; both must be the same (H, W, C)."
+                f"of shape {tuple(self.x_test.shape[1:])}; both must be the same (H, W, C)"
             )
 
     @property
@@ -52,8 +53,7 @@ class Arrays:
         times. Both are taken from a histogram, so no float copy of the images is made. A constant channel
         has standard deviation 0; 1 is returned in its place, so that standardising it gives zeros.
         """
-        if mode not in ("global", "channel"):
-            raise UserError(f"standardise is '{mode}'; allowed are 'global' and 'channel'.")
+        check_one_of("standardise", mode, ("global", "channel"))
         histogram = torch.zeros(self.channels, 256, dtype=torch.int64, device=self.x_train.device)
         for chunk in self.x_train.split(max(1, 2**22 // self.x_train[0].numel())):
             for channel in range(self.channels):
@@ -75,7 +75,7 @@ class Arrays:
         """
         images = len(self.x_train)
         if not 0 < count < images:
-            raise UserError(f"{self.name}: holdout is {count}; it must lie between 1 and {images - 1}.")
+            raise bad(f"{self.name}: holdout", count, f"whole numbers from 1 to {images - 1}")
         generator = torch.Generator().manual_seed(seed)
         shuffled = torch.randperm(images, generator=generator)
         by_class = shuffled[torch.argsort(self.y_train.cpu()[shuffled], stable=True)]
@@ -107,15 +107,15 @@ class Arrays:
 def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> None:
     if x.ndim != 4 or x.dtype != torch.uint8:
         raise UserError(
-            f"{name}: x_{part} is {x.dtype} of shape {tuple(x.shape)}; images must be uint8 of shape (N, H, W, C)."
+            f"{name}: x_{part} is {x.dtype} of shape {tuple(x.shape)}; images must be uint8 of shape (N, H, W, C)"
         )
     if 0 in x.shape:
-        raise UserError(f"{name}: x_{part} of shape {tuple(x.shape)} is empty; at least one image is needed.")
+        raise UserError(f"{name}: x_{part} of shape {tuple(x.shape)} is empty; at least one image is needed")
     if y.ndim != 1 or y.dtype != torch.int64:
-        raise UserError(f"{name}: y_{part} is {y.dtype} of shape {tuple(y.shape)}; labels must be int64 of shape (N,).")
+        raise UserError(f"{name}: y_{part} is {y.dtype} of shape {tuple(y.shape)}; labels must be int64 of shape (N,)")
     if len(x) != len(y):
-        raise UserError(f"{name}: x_{part} holds {len(x)} images but y_{part} {len(y)} labels.")
+        raise UserError(f"{name}: x_{part} holds {len(x)} images but y_{part} {len(y)} labels")
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
-        bad = low if low < 0 else high
-        raise UserError(f"{name}: y_{part} holds the label {bad}; labels must lie in 0..{classes - 1}.")
+        wrong = low if low < 0 else high
+        raise UserError(f"{name}: y_{part} holds the label {wrong}; labels must lie in 0..{classes - 1}")

@@ -33,6 +33,14 @@ def crop_flip(
 
         out[l, r, c] = padded[index[l], dy[l] + r, dx[l] + (W − 1 − c if flip[l] else c)]
 
+    Args:
+        padded: the images with their edges repeated.
+        index: which images.
+        dy: the rows at which windows begin.
+        dx: the columns at which they begin.
+        flip: whether a window is mirrored.
+        size: (H, W) of a window.
+
     One gather: a flip only reverses the column indices. With images padded by s, dy = dx = s is the unshifted
     image and 0..2s are all the shifts. Indices outside the padded image are the caller's mistake; they are
     not looked for here, since that would wait for the device.
@@ -57,7 +65,13 @@ def crop_flip_between(
 
 
 def standardise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(x / 255 − mean) / std for images of 0 to 255 (*lead, H, W, C), with mean and std of shape (C,).
+    """(x / 255 − mean) / std for images of 0 to 255 (*lead, H, W, C).
+
+    Args:
+        x: the images.
+        mean: of each channel.
+        std: of each channel.
+        dtype: of the result.
 
     Computed in float32 as x · 1/(255·std) − mean/std, then rounded to `dtype`.
     """

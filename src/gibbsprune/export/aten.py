@@ -75,7 +75,7 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, Mapping) and example_inputs:
         return (), {str(name): value for name, value in example_inputs.items()}
     raise UserError(
-        f"example_inputs are {example_inputs!r}; allowed are a tensor, a list or a dict of forward's arguments."
+        f"example_inputs are {example_inputs!r}: allowed are a tensor, a list or a dict of forward's arguments"
     )
 
 

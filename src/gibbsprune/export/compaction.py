@@ -68,7 +68,7 @@ def compact(
         captured comes back as a copy, and the report says why.
     """
     if prefer not in PREFERENCES:
-        raise UserError(f"prefer is '{prefer}'; allowed are {' and '.join(PREFERENCES)}.")
+        raise UserError(f"prefer is '{prefer}': allowed are {' and '.join(PREFERENCES)}")
     check_plain(model, "compacting", transformed=True)
     args, kwargs = arguments(example_inputs)
     before = sum(p.numel() for p in model.parameters())

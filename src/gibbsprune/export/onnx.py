@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from gibbsprune.errors import UserError
 from gibbsprune.export.aten import arguments
 from gibbsprune.export.equality import difference, rounding
+from gibbsprune.files import write_atomic
 from gibbsprune.masking import check_plain
-from gibbsprune.training.checkpoint import write_atomic
 
 DTYPES = ("float32", "float16")
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2}

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.packing import Positions, positions
+from gibbsprune.files import write_atomic
 from gibbsprune.masking import check_plain
-from gibbsprune.training.checkpoint import write_atomic
 
 FORMAT, VERSIONS = "gibbsprune-packed", ("1", "2")
 DTYPES = ("float32", "float16", "int8")

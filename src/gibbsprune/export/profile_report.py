@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.export.profile import Profile
-from gibbsprune.training.summary import table
+from gibbsprune.text import table
 
 COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2"}
 
@@ -62,7 +62,7 @@ def draw_profile(path: Path, found: Mapping[str, Profile], title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from gibbsprune.training.checkpoint import write_atomic
+    from gibbsprune.files import write_atomic
 
     first = next(iter(found.values()))
     batch = max(first.latency)

@@ -9,12 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gibbsprune import data
-from gibbsprune.data.augment import standardise
-from gibbsprune.errors import UserError
-from gibbsprune.training.folder import RunFolder
-from gibbsprune.training.network import new_model
-from gibbsprune.training.spec import RunSpec
+from .. import data
+from ..data.augment import standardise
+from ..training import finished
+from ..training.spec import RunSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,45 +26,14 @@ class TrainedRun:
     labels: Tensor
 
 
-def load_run(path: str | os.PathLike[str], images: int = 2000) -> TrainedRun:
-    """Read the run in ``path``, with at most that many test images; of a fleet, give one run's own folder."""
-    run, spec = _find(Path(path))
-    file = run / "model.safetensors"
-    try:
-        from safetensors.torch import load
-    except ImportError as error:
-        raise UserError("reading a run needs safetensors: install gibbsprune[export].") from error
-    try:
-        state = load(file.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{run} is not finished: it has no model.safetensors yet.") from None
-    except Exception as error:  # safetensors' own exception for a damaged file, which is no subclass of anything
-        raise UserError(f"{file} cannot be read: {error}") from error
-    arrays = data.load(spec.data)
-    model = new_model(spec, arrays)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f"{file} is of another network than {spec.model}: {str(error).splitlines()[-1].strip()}"
-        ) from error
-    mean, std = arrays.statistics(spec.recipe.standardise)
+def load_run(path: str | os.PathLike[str], images: int = 2000, trust: bool = False) -> TrainedRun:
+    """Reads the run in ``path`` (:func:`gibbsprune.load_run`), with at most that many of its test images."""
+    run = finished.load_run(path, trust)
+    arrays = data.load(run.spec.data)
+    mean, std = arrays.statistics(run.spec.recipe.standardise)
     x = standardise(arrays.x_test[:images], mean, std, torch.float32).permute(0, 3, 1, 2)
     x = x.clone(memory_format=torch.contiguous_format)  # of one channel, contiguous() would keep channels-last strides
-    return TrainedRun(run, spec, model.eval(), x, arrays.y_test[:images])
-
-
-def _find(path: Path) -> tuple[Path, RunSpec]:
-    """The folder of one run, and what the run is."""
-    if not (path / "run.json").exists() and (path.parent / "run.json").exists():
-        folder = RunFolder.open(path.parent)  # one run of a fleet
-        for run, spec in zip(folder.runs, folder.specs):
-            if run.resolve() == path.resolve():
-                return run, spec
-    folder = RunFolder.open(path)
-    if len(folder.runs) > 1:
-        raise UserError(f"{path} holds {len(folder.runs)} runs; name one of them, such as {folder.runs[0]}.")
-    return folder.runs[0], folder.specs[0]
+    return TrainedRun(Path(str(run.path)), run.spec, run.model, x, arrays.y_test[:images])
 
 
 @torch.no_grad()

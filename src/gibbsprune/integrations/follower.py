@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_one_of, check_whole
 from ..errors import UserError
 from ..pruner import GibbsPruner
-from ..schedules import check_whole
 
 DRAWS = ("sample", "converged", None)
 MASKED = ".parametrizations.weight.original"
@@ -28,8 +28,7 @@ class Follower:
     """
 
     def __init__(self, draw: str | None, steps_per_epoch: int | None, arguments: Mapping[str, Any]) -> None:
-        if draw not in DRAWS:
-            raise UserError(f"draw is {draw!r}: allowed are {', '.join(map(repr, DRAWS))}")
+        check_one_of("draw", draw, DRAWS)
         if steps_per_epoch is not None:
             check_whole("steps_per_epoch", steps_per_epoch)
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
@@ -72,8 +71,7 @@ class Follower:
                     "schedule, its epochs, or max_steps and steps_per_epoch"
                 )
             sizes = [layer.weights for layer in self._pruner.summary().layers]
-            ramp = max(1, round(0.64 * math.ceil(length)))
-            self._pruner.schedule = self._pruner.hamiltonian.default_schedule(ramp, sizes)
+            self._pruner.schedule = self._pruner.hamiltonian.annealing(math.ceil(length), sizes)
             self._pruner.set_epoch(self._pruner.epoch)
         if not self.resumed:
             self._pruner.restart()
@@ -116,7 +114,7 @@ class Follower:
     def put_back(self, model: nn.Module) -> None:
         """The finished model that was laid aside is again in ``model``."""
         if self._aside is not None:
-            self._pruner._take_off()
+            self._pruner.take_off()
             (self.pruner, state), self._aside = self._aside, None
             model.load_state_dict(state, strict=False)
 

@@ -26,6 +26,8 @@ try:
 except ModuleNotFoundError as error:
     raise UserError("GibbsPruningCallback needs Transformers: pip install 'gibbsprune[transformers]'") from error
 
+_STREAMS = ("generators", "before")  # of a pruner's state, which JSON can hold as text only
+
 
 class GibbsPruningCallback(TrainerCallback, ExportableState):
     """Prunes the model while the trainer trains it.
@@ -96,8 +98,8 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
         if not (read := self._saved_pruner(state)):
             raise UserError("the checkpoint holds no state of GibbsPruningCallback: it was saved without it")
         assert self.pruner is not None
-        streams = {device: _tensor(text) for device, text in read["generators"].items()}
-        return {**read, "generators": streams, "masks": self.pruner.state_dict()["masks"]}
+        streams = {what: {device: _tensor(text) for device, text in read[what].items()} for what in _STREAMS}
+        return {**read, **streams, "masks": self.pruner.state_dict()["masks"]}
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._follower.begin_epoch(int((state.epoch or 0) + 1e-6))
@@ -119,9 +121,9 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """What the trainer writes into ``trainer_state.json``: all but the masks, which are saved with the model."""
         found = self._follower.state_dict()
-        streams = {device: _text(state) for device, state in found.get("generators", {}).items()}
+        streams = {what: {device: _text(state) for device, state in found.get(what, {}).items()} for what in _STREAMS}
         rest = {name: value for name, value in found.items() if name != "masks"}
-        return {"args": {}, "attributes": {}, "pruner": {**rest, "generators": streams} if found else {}}
+        return {"args": {}, "attributes": {}, "pruner": rest | streams if found else {}}
 
 
 def _text(stream: Tensor) -> str:

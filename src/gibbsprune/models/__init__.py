@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.models.describe import describe, describe_table
-from gibbsprune.models.resnet import ResNet, resnet
+from ..checks import bad, listed
+from ..errors import UserError
+from ..text import told
+from .describe import describe, describe_table
+from .resnet import ResNet, resnet
 
-__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet", "told"]
+__all__ = ["NAMES", "ResNet", "build", "describe", "describe_table", "resnet"]
 
 NAMES = tuple(f"resnet{depth}" for depth in (8, 14, 20, 26, 32, 44, 56, 110))
 
@@ -28,14 +30,20 @@ def build(name: str, classes: int, channels: int, generator: torch.Generator | N
     A user's function is called with those of the keywords `classes`, `channels` and `generator` that it
     accepts. Where it takes no generator and one is given, torch's global generator is seeded from it for the
     call and then put back, so that the network is still a function of `generator`.
+
+    Args:
+        name: of the network.
+        classes: its outputs.
+        channels: of its images.
+        generator: for its initial weights; None for torch's global one.
     """
     match = re.fullmatch(r"resnet(\d+)", name)
     if match:
         return resnet(int(match[1]), classes, channels, generator)
     if ":" not in name:
-        raise UserError(f"The network '{name}' is unknown; allowed are {', '.join(NAMES)}, or package.module:function.")
+        raise bad("model", name, f"{listed(NAMES)} and package.module:function")
     if not all(name.split(":")[:2]):
-        raise UserError(f"The network '{name}' lacks its module or its function; give package.module:function.")
+        raise bad("model", name, "package.module:function with both of them")
     function = _find(name)
     arguments = _accepted(name, function, {"classes": classes, "channels": channels, "generator": generator})
     if generator is None or "generator" in arguments:
@@ -45,7 +53,7 @@ def build(name: str, classes: int, channels: int, generator: torch.Generator | N
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
             model = _call(name, function, arguments)
     if not isinstance(model, nn.Module):
-        raise UserError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module.")
+        raise UserError(f"{name} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 
@@ -58,13 +66,13 @@ def _find(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UserError(f"{name}: there is no module {error.name}; looked in {os.getcwd()} too.") from None
-        raise UserError(f"{name}: importing {module_name} failed ({error}).") from error
+            raise UserError(f"{name}: there is no module {error.name}; looked in {os.getcwd()} too") from None
+        raise UserError(f"{name}: importing {module_name} failed ({error})") from error
     except Exception as error:
-        raise UserError(f"{name}: importing {module_name} failed ({told(error)}).") from error
+        raise UserError(f"{name}: importing {module_name} failed ({told(error)})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise UserError(f"{name}: the module {module_name} has no function '{function_name}'.")
+        raise UserError(f"{name}: the module {module_name} has no function '{function_name}'")
     return function
 
 
@@ -83,7 +91,7 @@ def _accepted(name: str, function: Callable[..., Any], offered: dict[str, Any]) 
         and (p.name not in offered or p.kind is p.POSITIONAL_ONLY)
     ]
     if needed:
-        raise UserError(f"{name} needs {', '.join(needed)}; only {', '.join(offered)} can be passed to it.")
+        raise UserError(f"{name} needs {', '.join(needed)}; only {', '.join(offered)} can be passed to it")
     return {key: value for key, value in offered.items() if key in named}
 
 
@@ -91,10 +99,4 @@ def _call(name: str, function: Callable[..., Any], arguments: dict[str, Any]) ->
     try:
         return function(**arguments)
     except Exception as error:
-        raise UserError(f"{name} failed ({told(error)}).") from error
-
-
-def told(error: Exception) -> str:
-    """A mistake in a user's code in one line: its kind and the first line of what it says."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+        raise UserError(f"{name} failed ({told(error)})") from error

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from ..errors import UserError
+from ..text import columns
 
 ROWS = ("first conv", "batch norm", "dense", "other convs")
 
@@ -62,19 +63,15 @@ def describe(model: nn.Module) -> list[Row]:
 
 def describe_table(names: Sequence[str], classes: int = 10, channels: int = 3) -> str:
     """`describe` of the networks of these names (see `build`), one line each, as text."""
-    from gibbsprune.models import build
+    from . import build
 
     described = {name: describe(build(name, classes, channels)) for name in names}
-    columns = [*ROWS, "other", "all"]
+    parts = [*ROWS, "other", "all"]
     if all(row.name != "other" for rows in described.values() for row in rows):
-        columns.remove("other")
-    lines = [["network", *columns]]
+        parts.remove("other")
+    lines = [["network", *parts]]
     for name, rows in described.items():
         cells = {row.name: f"{row.values:,} ({row.percent:.2f} %)" for row in rows}
         cells["all"] = f"{rows[-1].values:,}"
-        lines.append([name, *(cells.get(column, "0") for column in columns)])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))])
-        for line in lines
-    )
+        lines.append([name, *(cells.get(part, "0") for part in parts)])
+    return "\n".join(columns(lines))

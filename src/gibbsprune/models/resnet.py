@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
+from ..checks import check_whole
+from ..errors import UserError
 
 WIDTHS = (16, 32, 64)
 
@@ -58,12 +59,17 @@ def resnet(depth: int, classes: int = 10, channels: int = 3, generator: torch.Ge
 
     The initial weights are a function of `generator`, a CPU generator, or of torch's global one where None;
     with a generator given, the global one is left as it was. Images may have any size from 8 × 8.
+
+    Args:
+        depth: 6n + 2.
+        classes: the outputs.
+        channels: of the images.
+        generator: for the initial weights.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise UserError(f"resnet{depth} does not exist: the depth must be 6n + 2, such as 8, 14, 20, 32, 56, 110.")
+        raise UserError(f"resnet{depth} does not exist: the depth must be 6n + 2, such as 8, 14, 20, 32, 56, 110")
     for name, value, least in (("classes", classes, 2), ("channels", channels, 1)):
-        if value < least:
-            raise UserError(f"{name} is {value}; it must be at least {least}.")
+        check_whole(name, value, least)
     with torch.random.fork_rng(devices=[]):  # the layers' own default initialisation is thrown away
         model = ResNet((depth - 2) // 6, classes, channels)
     initialise(model, generator)

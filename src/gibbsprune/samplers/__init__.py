@@ -1,4 +1,4 @@
-"""Samplers: one law per file, all drawing from a field h = βb and a coupling J = βc of rows.
+"""Samplers: one law per file, each with one function ``draw(rows)`` from :class:`Rows` to a mask.
 
 =============  =================================================================================================
 independent    linear Hamiltonians: every spin on its own
@@ -8,78 +8,75 @@ chromatic      the paper's Markov chain for filters: 50 sweeps over two halves
 exact          the quadratic law at any size, through its auxiliary field
 auto           the fastest exact one
 =============  =================================================================================================
+
+A new one is a file and a line of ``SAMPLERS``; a Hamiltonian says by which of them it is drawn.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..hamiltonians import Binary, Hamiltonian
+from ..checks import bad, check_one_of, listed
+from ..threshold import in_triton
 from . import chromatic, enumeration, exact, independent, two_point
-from .source import Source
+from .rows import SWEEPS, Rows
+from .source import Source, stream
 
-__all__ = [
-    "SAMPLERS",
-    "Source",
-    "chromatic",
-    "draw_rows",
-    "enumeration",
-    "exact",
-    "independent",
-    "resolve",
-    "two_point",
-]
+if TYPE_CHECKING:
+    from ..hamiltonians import Hamiltonian
 
-SAMPLERS = ("auto", "independent", "two_point", "enumeration", "chromatic", "exact")
+__all__ = ["NAMES", "SAMPLERS", "SWEEPS", "Rows", "Source", "draw", "kernel", "resolve", "stream", "two_point"]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How masks are drawn, and the largest neighbourhood for which that can be done."""
+
+    draw: Callable[[Rows], Tensor]
+    limit: float = math.inf
+
+
+SAMPLERS = {
+    "independent": Sampler(independent.draw),
+    "two_point": Sampler(two_point.draw),
+    "enumeration": Sampler(enumeration.draw, enumeration.LIMIT),
+    "chromatic": Sampler(chromatic.draw),
+    "exact": Sampler(exact.draw),
+}
+NAMES = ("auto", *SAMPLERS)
+IN_TRITON = ("independent", "chromatic", "exact")
 
 
 def resolve(sampler: str, hamiltonian: Hamiltonian, size: int) -> str:
     """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible."""
-    if sampler not in SAMPLERS:
-        raise UserError(f"unknown sampler {sampler!r}: allowed are {', '.join(map(repr, SAMPLERS))}")
-    if isinstance(hamiltonian, Binary):
-        possible = ["two_point"]
-    elif hamiltonian.coupling:
-        possible = ["exact", "chromatic", "enumeration"]
-    else:
-        possible = ["independent", "enumeration"]
+    check_one_of("sampler", sampler, NAMES)
+    names = hamiltonian.samplers
     if sampler == "auto":
-        return possible[0]
-    if sampler not in possible:
-        names = ", ".join(map(repr, ["auto", *possible]))
-        raise UserError(f"sampler {sampler!r} cannot draw from {hamiltonian!r}: possible are {names}")
-    if sampler == "enumeration" and size > enumeration.LIMIT:
-        raise UserError(
-            f"sampler 'enumeration' cannot draw neighbourhoods of {size} elements: at most {enumeration.LIMIT}, "
-            f"and beyond that {', '.join(repr(p) for p in possible if p != 'enumeration')}"
-        )
+        return names[0]
+    if sampler not in names:
+        raise bad("sampler", sampler, f"{listed(['auto', *names])} with {hamiltonian!r}")
+    if size > (most := SAMPLERS[sampler].limit):
+        others = listed(name for name in names if SAMPLERS[name].limit >= size)
+        raise bad("sampler", sampler, f"{others} with neighbourhoods of {size} elements, more than {most}")
     return sampler
 
 
-def draw_rows(
-    sampler: str,
-    field: Tensor,
-    coupling: Tensor,
-    source: Source,
-    split: int = 1,
-    sweeps: int = chromatic.SWEEPS,
-) -> Tensor:
-    """A mask (rows, n) from a field h (rows, n) and a coupling J (rows, 1), by a resolved sampler."""
-    if sampler == "independent" or field.shape[1] == 1:
-        return independent.draw(field, source)
-    if sampler == "enumeration":
-        return enumeration.draw(field, coupling, source)
-    if field.device.type == "cuda" and field.dtype == torch.float32 and find_spec("triton"):
-        from . import chromatic_triton, exact_triton
+def kernel(sampler: str, values: Tensor) -> ModuleType | None:
+    """The module with the sampler's GPU kernel, where it has one that works on these values."""
+    if sampler not in IN_TRITON or not in_triton(values):
+        return None
+    return import_module(f".{sampler}_triton", __package__)
 
-        if sampler == "exact":
-            return exact_triton.draw(field, coupling, source)
-        return chromatic_triton.draw(field, coupling, source, split, sweeps)
-    if sampler == "exact":
-        return exact.draw(field, coupling, source)
-    assert sampler == "chromatic", sampler
-    return chromatic.draw(field, coupling, source, split, sweeps)
+
+def draw(sampler: str, rows: Rows) -> Tensor:
+    """A mask (rows, n) by a resolved sampler; a neighbourhood of one element has nothing to be coupled with."""
+    if sampler == "independent" or rows.source.size == 1:
+        return independent.draw(rows)
+    return (kernel(sampler, rows.field) or SAMPLERS[sampler]).draw(rows)

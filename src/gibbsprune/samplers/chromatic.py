@@ -16,14 +16,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .source import Source
+from .rows import Rows
 
-SWEEPS = 50
 BLOCK = 1 << 18  # spins swept together: as many as the cache holds
 
 
-def draw(field: Tensor, coupling: Tensor, source: Source, split: int, sweeps: int = SWEEPS) -> Tensor:
-    """A mask after ``sweeps`` sweeps; ``field`` h is (rows, n), ``coupling`` J (rows, 1), A the first columns."""
+def draw(rows: Rows) -> Tensor:
+    """A mask (rows, n) after ``rows.sweeps`` sweeps; the first ``rows.split`` columns are A."""
+    field, coupling, source, split = rows.field, rows.coupling, rows.source, rows.split
     size = field.shape[1]
     kept = source.uniform(1) < (-2 * field.sum(1, keepdim=True)).sigmoid_()
     mask = kept.repeat(1, size)
@@ -34,7 +34,7 @@ def draw(field: Tensor, coupling: Tensor, source: Source, split: int, sweeps: in
     for fill, count in zip(source.fills, source.rows):
         index = moving[first : first + count].nonzero().flatten() + first
         for part in index.split(max(1, BLOCK // size)) if len(index) else ():
-            mask[part] = _sweep(field[part], coupling[part], kept[part], split, sweeps, fill)
+            mask[part] = _sweep(field[part], coupling[part], kept[part], split, rows.sweeps, fill)
         first += count
     return mask
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .source import Source
+from .rows import Rows
 
 
 @triton.jit
@@ -59,13 +59,20 @@ def _kernel(
     tl.store(mask + r * N + b, up_b.to(tl.int8), mask=in_b)
 
 
-def draw(field: Tensor, coupling: Tensor, source: Source, split: int, sweeps: int) -> Tensor:
-    """A mask after ``sweeps`` sweeps, as :func:`gibbsprune.samplers.chromatic.draw`."""
-    rows, size = field.shape
-    mask = torch.empty(rows, size, dtype=torch.bool, device=field.device)
-    _kernel[(rows,)](
-        field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8), sweeps,
-        N=size, SPLIT=split, SMALLER=min(split, size - split),
-        BLOCK_A=max(16, triton.next_power_of_2(split)), BLOCK_B=max(16, triton.next_power_of_2(size - split)),
-    )  # fmt: skip
+def draw(rows: Rows) -> Tensor:
+    """A mask after ``rows.sweeps`` sweeps, as :func:`gibbsprune.samplers.chromatic.draw`."""
+    (count, size), split = rows.field.shape, rows.split
+    mask = torch.empty(count, size, dtype=torch.bool, device=rows.field.device)
+    _kernel[(count,)](
+        rows.field.contiguous(),
+        rows.coupling.contiguous(),
+        rows.source.seeds(),
+        mask.view(torch.int8),
+        rows.sweeps,
+        N=size,
+        SPLIT=split,
+        SMALLER=min(split, size - split),
+        BLOCK_A=max(16, triton.next_power_of_2(split)),
+        BLOCK_B=max(16, triton.next_power_of_2(size - split)),
+    )
     return mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .source import Source
+from .rows import Rows
 
 LIMIT = 16
 BUDGET = 1 << 22  # probabilities held at once
@@ -23,13 +23,14 @@ def log_weights(field: Tensor, coupling: Tensor, spins: Tensor) -> Tensor:
     return coupling * spins.sum(1).square() / 2 - field @ spins.T
 
 
-def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
-    """A mask from the law p(x) ∝ exp(J S²/2 − Σ h_i x_i) of every row; ``coupling`` J is (rows, 1)."""
-    rows, size = field.shape
+def draw(rows: Rows) -> Tensor:
+    """A mask (rows, n) from the law p(x) ∝ exp(J S²/2 − Σ h_i x_i) of every row."""
+    field, coupling = rows.field, rows.coupling
+    count, size = field.shape
     spins = states(size, field.device, torch.float64)
-    uniform = source.uniform(1).double()
-    chosen = torch.empty(rows, dtype=torch.long, device=field.device)
-    for part in torch.arange(rows, device=field.device).split(max(1, BUDGET >> size)):
+    uniform = rows.source.uniform(1).double()
+    chosen = torch.empty(count, dtype=torch.long, device=field.device)
+    for part in torch.arange(count, device=field.device).split(max(1, BUDGET >> size)):
         span = slice(int(part[0]), int(part[-1]) + 1)
         weights = log_weights(field[span].double(), coupling[span].double(), spins)
         total = weights.softmax(1).cumsum(1)

@@ -33,8 +33,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import independent
-from .source import Source
+from .rows import Rows
 
 RECURSION_LIMIT = 32
 SPACING = 0.9  # of the lattice, in units of √J
@@ -46,11 +45,10 @@ ROOM = 650.0  # exponents that float64 holds
 BLOCK = 1 << 17  # numbers worked on at once: small enough to stay in the cache
 
 
-def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
-    """A mask from the law of every row; ``field`` h is (rows, n) and ``coupling`` J (rows, 1)."""
+def draw(rows: Rows) -> Tensor:
+    """A mask (rows, n) from the law of every row, n > 1."""
+    field, coupling, source = rows.field, rows.coupling, rows.source
     size = field.shape[1]
-    if size == 1:
-        return independent.draw(field, source)
     uniform, spins = source.uniform(3), source.uniform(size)
     if size <= RECURSION_LIMIT:  # few columns: a row is a column of the transpose, so that memory is walked along rows
         # Each run's random numbers are only laid out anew, so that it has the same ones alone as among others.

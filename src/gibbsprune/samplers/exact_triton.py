@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .exact import APART, REACH, SPACING, TOOTH, slack
-from .source import Source
+from .rows import Rows
 
 POINTS = 512  # lattice points that a proposal covers; a row that needs more walks the lattice
 
@@ -131,17 +131,17 @@ def _wide(
     tl.store(mask + r * N + c, spins.to(tl.int8), mask=live)
 
 
-def draw(field: Tensor, coupling: Tensor, source: Source) -> Tensor:
+def draw(rows: Rows) -> Tensor:
     """A mask from the law of every row, as :func:`gibbsprune.samplers.exact.draw`."""
-    rows, size = field.shape
-    mask = torch.empty(rows, size, dtype=torch.bool, device=field.device)
-    tensors = (field.contiguous(), coupling.contiguous(), source.seeds(), mask.view(torch.int8))
+    count, size = rows.field.shape
+    mask = torch.empty(count, size, dtype=torch.bool, device=rows.field.device)
+    tensors = (rows.field.contiguous(), rows.coupling.contiguous(), rows.source.seeds(), mask.view(torch.int8))
     block_n = max(16, triton.next_power_of_2(size))
     constants = {"N": size, "BLOCK_N": block_n, "SPACING": SPACING, "REACH": REACH, "SLACK": slack(size)}
     constants |= {"APART": APART, "TOOTH": TOOTH}
     if size > 32:
-        _wide[(rows,)](*tensors, **constants, POINTS=POINTS)
+        _wide[(count,)](*tensors, **constants, POINTS=POINTS)
     else:  # few rows to a program, since one row outside the two-state regime makes all of them walk the lattice
         block_r = 64 // block_n
-        _narrow[(triton.cdiv(rows, block_r),)](*tensors, rows, **constants, BLOCK_R=block_r, num_warps=1)
+        _narrow[(triton.cdiv(count, block_r),)](*tensors, count, **constants, BLOCK_R=block_r, num_warps=1)
     return mask

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .source import Source
+from .rows import Rows
 
 
-def draw(field: Tensor, source: Source) -> Tensor:
-    """A mask from a field h = βa of any shape (rows, n)."""
-    return source.uniform(field.shape[1]) < (-2 * field).sigmoid_()
+def draw(rows: Rows) -> Tensor:
+    """A mask (rows, n); the coupling does not matter."""
+    return rows.source.uniform(rows.source.size) < (-2 * rows.field).sigmoid_()

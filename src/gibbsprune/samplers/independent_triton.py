@@ -57,15 +57,18 @@ def _kernel(values, pieces, threshold, betas, seeds, mask, size, KIND: tl.conste
         tl.store(mask + at3, _spin(value3, q, beta, word3, KIND).to(tl.int8), mask=at3 < end)
 
 
-def draw(values: Tensor, threshold: Tensor, beta: Tensor, source: Source, pieces: Tensor, kind: str) -> Tensor:
-    """A mask (rows, n) of layers with one threshold Q and one β each, for which the source has one row each.
+def draw_layers(values: Tensor, threshold: Tensor, beta: Tensor, source: Source, pieces: Tensor, kind: str) -> Tensor:
+    """A mask (rows, n) of whole layers, whose fields are never written to memory.
 
-    ``values`` are w̄² of the rows, ``pieces`` the programs' shares of the weights (see
-    :meth:`gibbsprune.threshold.Segments.pieces`), and ``kind`` is that of :class:`gibbsprune.Linear`.
+    Args:
+        values: w̄² of the rows.
+        threshold: Q of each layer.
+        beta: β of each layer.
+        source: with one row for each layer.
+        pieces: the programs' shares of the weights (:meth:`gibbsprune.threshold.Segments.pieces`).
+        kind: that of :class:`gibbsprune.Linear`.
     """
     mask = torch.empty(len(values), source.size, dtype=torch.bool, device=values.device)
-    _kernel[(len(pieces),)](
-        values.contiguous(), pieces, threshold, beta, source.seeds(), mask.view(torch.int8), source.size,
-        KIND=kind, BLOCK=BLOCK,
-    )  # fmt: skip
+    tensors = (values.contiguous(), pieces, threshold, beta, source.seeds(), mask.view(torch.int8))
+    _kernel[(len(pieces),)](*tensors, source.size, KIND=kind, BLOCK=BLOCK)
     return mask

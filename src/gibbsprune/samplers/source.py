@@ -14,6 +14,21 @@ import torch
 from torch import Tensor
 
 SMALLEST, LARGEST = 2.0**-25, 1 - 2.0**-24
+STREAMS = ("weights", "data", "masks", "layers", "new weights")
+
+
+def stream(seed: int, what: str, device: torch.device | str = "cpu", *more: int) -> torch.Generator:
+    """One of the independent random streams of a seed: for weights, data, masks, or layers such as dropout.
+
+    Args:
+        seed: of the run.
+        what: one of ``STREAMS``; "new weights" are for a run that must not start where another one of the same seed
+            does.
+        device: where the numbers are needed.
+        more: numbers that make further streams of one kind.
+    """
+    number = int(np.random.SeedSequence([seed, STREAMS.index(what), *more]).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(number >> 1)
 
 
 class Source:
@@ -21,6 +36,12 @@ class Source:
 
     On the CPU a torch generator seeds a stream of numpy's SFC64, which fills memory four times as fast; on
     other devices the torch generator is used as it is, also inside a captured CUDA graph.
+
+    Args:
+        generators: one per run; None for torch's global one.
+        rows: of each run.
+        size: the elements of a row.
+        device: where the numbers are needed.
     """
 
     def __init__(

@@ -1,10 +1,16 @@
-"""The binary Hamiltonian's law: x_cvg with probability p_cvg (Lemma 1), else uniform over all masks."""
+"""The binary Hamiltonian's law: x_cvg with probability p_cvg (Lemma 1), else uniform over all masks.
+
+Once a layer has decided, its spins are independent: in an infinite field, or in none.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from .independent import draw as draw
 from .source import Source
 
 
@@ -13,6 +19,6 @@ def choose(log_p: Tensor, source: Source) -> Tensor:
     return source.uniform(1)[:, 0].double().log_() < log_p
 
 
-def draw(converged: Tensor, chosen: Tensor, source: Source) -> Tensor:
-    """A mask (rows, n): x_cvg, given as (rows, 1), in the ``chosen`` (rows, 1), elsewhere uniform."""
-    return torch.where(chosen, converged, source.uniform(source.size) < 0.5)
+def field(converged: Tensor, chosen: Tensor) -> Tensor:
+    """h of rows: −∞ where a layer that is ``chosen`` keeps, +∞ where it prunes, 0 in the other layers."""
+    return torch.where(chosen, torch.where(converged, -math.inf, math.inf), 0.0)

@@ -21,7 +21,15 @@ PARTS = 256  # of a pixel, in which shifts are drawn that are no whole numbers
 
 
 class Batches:
-    """Training batches of K runs: ``draw_epoch`` before an epoch, then ``next`` once per step."""
+    """Training batches of K runs: ``draw_epoch`` before an epoch, then ``next`` once per step.
+
+    Args:
+        arrays: the data.
+        recipe: batch size, augmentation and standardisation.
+        generators: one random stream per run, on the CPU.
+        device: where batches are made.
+        ranks: the processes that share each batch.
+    """
 
     def __init__(
         self,

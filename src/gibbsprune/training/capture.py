@@ -52,7 +52,15 @@ class Step:
         autotune: bool = False,
         capture: bool = True,
     ) -> None:
-        """Without ``capture`` the function is called every time."""
+        """
+        Args:
+            function: the step.
+            device: where it works.
+            generators: the random streams that it uses.
+            warmup: calls before it is captured.
+            autotune: let cuDNN time its algorithms.
+            capture: otherwise the function is called every time.
+        """
         self.function, self.generators, self.remaining = function, list(generators), warmup
         self.cuda = device.type == "cuda"
         self.wanted = self.cuda and capture

@@ -12,31 +12,24 @@ running statistics are averaged over the processes after each epoch, so that all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
 from ..lanes import Lanes
-from ..law import Law, Site
-from ..masking import Masked, attach, stored_weight
-from ..methods import Rule
 from ..recalibration import recalibrate
-from ..threshold import mean_squares, quantile
+from ..samplers import stream
 from .batches import Batches
 from .capture import Step, compiled
 from .finished import Finished
-from .fuse import fuse, share
-from .network import new_model, stream, takes_channels_last
+from .masked import MaskedNetwork
 from .optimizers import FlatOptimizer
 from .ranks import ALONE, Ranks
 from .replica import Replica
-from .sites import run_sites
+from .ruling import Masks
 from .spec import RunSpec
 
 EVALUATION_BATCH = 500
@@ -57,67 +50,38 @@ class Engine:
         autotune: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.ranks = ranks
-        self.specs, self.runs, self.device, self.arrays = list(specs), len(specs), device, arrays
-        models = [new_model(spec, arrays) for spec in specs]
-        self.names = [run_sites(spec, model) for spec, model in zip(specs, models)]
-        self.model = fuse(models)
-        self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
-        self.model.to(device)
-        self.layers = dict.fromkeys(name for sites in self.names for name in sites)
-        self.masks: dict[str, Tensor] = {}
-        for name in self.layers:
-            module = self.model.get_submodule(name)
-            attach(module, masked := Masked(module.weight))  # type: ignore[arg-type]
-            self.masks[name] = masked.mask
-        self.sites = [(name, k, site) for k, sites in enumerate(self.names) for name, site in sites.items()]
-        placed = [replace(site, run=k) for _, k, site in self.sites]
-        self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in placed]
-        self.rules: list[tuple[Rule, list[int]]] = []
-        for how in dict.fromkeys(spec.how for spec in specs):
-            mine = [i for i, (_, k, site) in enumerate(self.sites) if specs[k].how is how and site.sparsity > 0]
-            if mine and (rule := how.rule([placed[i] for i in mine], specs, device)) is not None:
-                self.rules.append((rule, mine))
-        self.limited = [i for i, (_, k, _) in enumerate(self.sites) if specs[k].how.ends_with != "held"]
-        self.limit = Law([placed[i] for i in self.limited])
-        self.levels = [spec.how.level(spec, list(sites.values())) for spec, sites in zip(specs, self.names)]
-        self.optimizer = FlatOptimizer(*self._parameters(), self.runs, specs[0].recipe)
-        for name in self.layers:
-            own = [spec.how.penalty(spec) if name in sites else 0.0 for spec, sites in zip(specs, self.names)]
-            self.optimizer.set_penalties(stored_weight(self.model.get_submodule(name)), own)
+        """
+        Args:
+            specs: the runs.
+            arrays: their data.
+            device: where they are trained.
+            sources: the finished run that each starts from, if any.
+            autotune: whether cuDNN chooses its kernels by timing them.
+            ranks: the processes that share the work.
+        """
+        self.specs, self.runs, self.device, self.arrays, self.ranks = list(specs), len(specs), device, arrays, ranks
+        self.network = MaskedNetwork(specs, arrays, device)
+        self.masks = Masks(specs, self.network, device)
+        self.optimizer = FlatOptimizer(*self.network.parameters(), self.runs, specs[0].recipe)
+        for name in self.network.masks:
+            own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
+            self.optimizer.set_penalties(self.network.stored(name), own)
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
-        self.mask_streams = [stream(spec.seed, "masks", device) for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
         self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device, ranks)
-        self.x_test, self.y_test = arrays.x_test.to(device), arrays.y_test.to(device)
-        self.betas = torch.zeros(self.runs, dtype=torch.float64, device=device)
-        self.loss_sum = torch.zeros(self.runs, device=device)
-        self.correct = torch.zeros(self.runs, device=device)
-        precision = specs[0].precision
-        low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-        self.dtype = torch.bfloat16 if low else torch.float32
-        self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._losses
+        self.test = arrays.x_test.to(device), arrays.y_test.to(device)
+        self.loss_sum, self.correct = (torch.zeros(self.runs, device=device) for _ in range(2))
+        self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.network.losses
         steps = specs[0].own_epochs * self.batches.steps * self.runs
         self.compiled = device.type == "cuda" and steps >= WORTH_COMPILING
         if self.compiled:
-            self.losses = compiled(self._losses)
+            self.losses = compiled(self.network.losses)
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.
-        self.lanes, self.rule_lanes = Lanes(), Lanes()
-        self.step = Step(self._step, device, self.mask_streams, autotune=autotune, capture=ranks.size == 1)
+        self.lanes = Lanes()
+        self.step = Step(self._step, device, self.masks.streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
-        self.save_at = [spec.how.save_at(spec, spec.phases[0].epochs * self.batches.steps) for spec in specs]
-        self.saved: list[dict[str, Tensor]] = [{} for _ in specs]
-        for k, spec in enumerate(specs):
-            for what in spec.how.keeps:
-                self.put_aside(k, what)
         self.done, self.entered = 0, -1
-
-    def _parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
-        everywhere = self.specs[0].recipe.decay_on == "all"
-        convolutions = {id(p) for m in self.model.modules() if isinstance(m, _ConvNd) for p in _weights(m)}
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        return parameters, [everywhere or id(p) in convolutions for p in parameters]
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -125,15 +89,11 @@ class Engine:
         """One step; values that a method wants back later are put aside after it."""
         self._advance()
         self.done += 1
-        for k, at in enumerate(self.save_at):
-            if at == self.done:
+        for run in self.replicas:
+            if run.save_at == self.done:
                 self.step.join()
-                self.ranks.average_(self.buffers().values())
-                self.put_aside(k, self.specs[k].how.keeps[0])
-
-    def put_aside(self, k: int, what: str) -> None:
-        """Keeps a copy of run k's values as they are now."""
-        self.saved[k].update({f"{what}/{name}": value.clone() for name, value in self.run_state(k).items()})
+                self.ranks.average_(self.network.buffers().values())
+                run.put_aside(run.spec.how.keeps[0])
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
@@ -152,7 +112,7 @@ class Engine:
             generator.set_state(outside)
 
     def _step(self) -> None:
-        (x, y), _ = self.lanes.run([partial(self.batches.next, self.dtype), self.draw_masks], self.device)
+        (x, y), _ = self.lanes.run([partial(self.batches.next, self.network.dtype), self.masks.draw], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
@@ -162,72 +122,6 @@ class Engine:
     def _combine(self, grads: Tensor) -> None:
         """The gradient of the global batch's mean loss, from that of this process's rows."""
         self.ranks.sum_(grads.mul_(self.batches.share))
-
-    def _losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy and number of right answers of each run."""
-        logits = self._logits(x)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        return losses.mean(0), (logits.argmax(-1) == y).sum(0)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        if not self.channels_last:
-            x = x.clone(memory_format=torch.contiguous_format)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            return self.model(x).float().unflatten(1, (self.runs, -1))
-
-    # -- masks -------------------------------------------------------------------------------------------------------
-
-    def weights(self) -> list[Tensor]:
-        """The stored weight of every site, a view of the fused one."""
-        stored = {name: stored_weight(self.model.get_submodule(name)).detach() for name in self.layers}
-        return [share(stored[name], k, self.runs) for name, k, _ in self.sites]
-
-    def mask_views(self) -> list[Tensor]:
-        return [share(self.masks[name], k, self.runs) for name, k, _ in self.sites]
-
-    @torch.no_grad()
-    def draw_masks(self) -> None:
-        """A fresh mask for every layer whose method draws one; the others keep theirs."""
-        weights, views = self.weights(), self.mask_views()
-        jobs = [
-            partial(rule.draw, [weights[i] for i in places], self.betas, self.mask_streams)
-            for rule, places in self.rules
-        ]
-        for (_, places), drawn in zip(self.rules, self.rule_lanes.run(jobs, self.device)):
-            torch._foreach_copy_([views[i] for i in places], drawn)
-
-    @torch.no_grad()
-    def set_masks(self, masks: Sequence[Tensor]) -> None:
-        if self.sites:
-            torch._foreach_copy_(self.mask_views(), list(masks))
-
-    @torch.no_grad()
-    def limits(self) -> list[Tensor]:
-        """The masks with which the runs would end now, but for a last draw: converged ones, or those held."""
-        masks, weights = list(self.held), self.weights()
-        for i, mask in zip(self.limited, self.limit.converged([weights[i] for i in self.limited])):
-            masks[i] = mask
-        return masks
-
-    @torch.no_grad()
-    def final_masks(self) -> list[Tensor]:
-        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
-        masks, weights = self.limits(), self.weights()
-        for rule, places in self.rules:
-            if self.specs[self.sites[places[0]][1]].how.ends_with == "drawn":
-                drawn = rule.draw([weights[i] for i in places], self.betas, self.mask_streams)
-                for i, mask in zip(places, drawn):
-                    masks[i] = _settle(self.sites[i][2], weights[i], mask, masks[i])
-        return masks
-
-    @torch.no_grad()
-    def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
-        """Per run, the share of weights on which two sets of masks are equal."""
-        same, total = torch.zeros(self.runs, dtype=torch.int64, device=self.device), [0] * self.runs
-        for (_, k, _), a, b in zip(self.sites, masks, others):
-            same[k] += (a == b).sum()
-            total[k] += a.numel()
-        return [s / t if t else 1.0 for s, t in zip(same.tolist(), total)]
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
@@ -248,8 +142,8 @@ class Engine:
     def begin_epoch(self, epoch: int) -> None:
         """Lets the methods act, draws the epoch's data order, sets learning rates and β."""
         self.enter(epoch)
-        self.set_masks(self.held)
-        self.model.train()
+        self.network.set_masks(self.masks.held)
+        self.network.model.train()
         self.batches.draw_epoch()
         self.set_schedules(epoch)
         self.done = epoch * self.batches.steps
@@ -262,26 +156,25 @@ class Engine:
     def set_schedules(self, epoch: int) -> None:
         self.rates = [spec.learning_rate(epoch) for spec in self.specs]
         self.optimizer.set_rates(self.rates)
-        self.beta_values = [level(epoch) for level in self.levels]
-        self.betas.copy_(torch.tensor(self.beta_values, dtype=torch.float64))
+        self.beta_values = self.masks.set_levels(epoch)
 
     def _compare_ranks(self, when: str) -> None:
         """An error unless every process has the same weights, random streams and masks."""
         if self.ranks.size > 1:
-            streams = [g.get_state() for g in (*self.data_streams, *self.mask_streams)]
-            views = self.mask_views()
-            self.ranks.compare(when, weights=[self.optimizer.values], streams=streams, masks=[*views, *self.held])
+            streams = [g.get_state() for g in (*self.data_streams, *self.masks.streams)]
+            masks = [*self.network.mask_views(), *self.masks.held]
+            self.ranks.compare(when, weights=[self.optimizer.values], streams=streams, masks=masks)
 
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
         self.step.join()
         self._compare_ranks(f"after {self.done} steps")
-        self.ranks.average_(self.buffers().values())
+        self.ranks.average_(self.network.buffers().values())
         self.loss_sum *= self.batches.share
         self.ranks.sum_(self.loss_sum)
         self.ranks.sum_(self.correct)
         seen = self.batches.steps * self.batches.batch
-        agreement = self.agreement(self.mask_views(), self.limits())
+        agreement = self.masks.agreement(self.network.mask_views(), self.masks.limits())
         drawn = [spec.how.ends_with == "drawn" for spec in self.specs]
         return [
             {
@@ -296,68 +189,55 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, masks: Sequence[Tensor] | None = None) -> list[dict[str, float]]:
-        """Test accuracy and loss of each run with the given masks, by default :meth:`limits`."""
+        """Test accuracy and loss of each run with the given masks, by default :meth:`Masks.limits`."""
         self.step.join()
-        self.set_masks(self.limits() if masks is None else masks)
-        self.model.eval()
+        self.network.set_masks(self.masks.limits() if masks is None else masks)
+        self.network.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
-        parts = list(zip(self.x_test.split(EVALUATION_BATCH), self.y_test.split(EVALUATION_BATCH)))
+        parts = list(zip(*(part.split(EVALUATION_BATCH) for part in self.test)))
         for images, labels in parts[self.ranks.rank :: self.ranks.size]:
-            x = self.batches.evaluation(images, self.dtype)
-            losses, right = self._losses(x, labels[:, None].expand(-1, self.runs))
+            x = self.batches.evaluation(images, self.network.dtype)
+            losses, right = self.network.losses(x, labels[:, None].expand(-1, self.runs))
             loss += losses * len(labels)
             correct += right
         self.ranks.sum_(loss)
         self.ranks.sum_(correct)
-        self.model.train()
-        count = len(self.y_test)
+        self.network.model.train()
+        count = len(self.test[1])
         return [{"accuracy": c / count, "loss": v / count} for c, v in zip(correct.tolist(), loss.tolist())]
+
+    @torch.no_grad()
+    def predictions(self) -> Tensor:
+        """The class that each run sees in each test image, run by run, with the masks of the last test."""
+        network = self.network
+        network.model.eval()
+        parts = (self.batches.evaluation(images, network.dtype) for images in self.test[0].split(EVALUATION_BATCH))
+        found = [network.logits(x).argmax(-1) for x in parts]
+        network.model.train()
+        return torch.cat(found).T.cpu()
 
     @torch.no_grad()
     def recalibrate(self) -> None:
         """Batch-norm statistics of the masked network as it is, from augmented training batches."""
         self.batches.draw_epoch()
-        recalibrate(_Network(self._logits, self.model), self._some_batches())
-        self.ranks.average_(self.buffers().values())
+        recalibrate(_Logits(self.network), self._some_batches())
+        self.ranks.average_(self.network.buffers().values())
 
     def _some_batches(self) -> Iterator[Tensor]:
         for _ in range(min(RECALIBRATION_BATCHES, self.batches.steps)):
-            yield self.batches.next(self.dtype)[0]
+            yield self.batches.next(self.network.dtype)[0]
 
     # -- state -------------------------------------------------------------------------------------------------------
-
-    def buffers(self) -> dict[str, Tensor]:
-        """Batch-norm statistics; masks are drawn anew at every step, or held."""
-        masks = {id(mask) for mask in self.masks.values()}
-        return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
-
-    def _held(self) -> list[Tensor]:
-        """The masks that must be remembered."""
-        drawn = set(self.limited)
-        return [mask for i, mask in enumerate(self.held) if i not in drawn]
-
-    def run_state(self, k: int) -> dict[str, Tensor]:
-        """Run k's parameters and buffers under the names of the ordinary network, as views."""
-        state = self.model.state_dict(keep_vars=True)
-        held = {id(mask) for mask in self.masks.values()}
-        masks = {name for name, tensor in state.items() if id(tensor) in held}
-        under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
-        plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
-        return {
-            plain.get(name, name): share(tensor.detach(), k, self.runs)
-            for name, tensor in state.items()
-            if name not in masks
-        }
 
     def state_dict(self) -> dict[str, Any]:
         self.step.join()
         return {
-            "held": self._held(),
-            "saved": self.saved,
+            "held": self.masks.remembered(),
+            "saved": [run.saved for run in self.replicas],
             "optimizer": self.optimizer.state_dict(),
-            "buffers": self.buffers(),
+            "buffers": self.network.buffers(),
             "data_streams": [g.get_state() for g in self.data_streams],
-            "mask_streams": [g.get_state() for g in self.mask_streams],
+            "mask_streams": [g.get_state() for g in self.masks.streams],
             "layer_state": self.layer_state,
         }
 
@@ -366,43 +246,28 @@ class Engine:
         """In place, since a captured graph goes on using the same memory."""
         self.step.join()
         self.optimizer.load_state_dict(state["optimizer"])
-        for name, buffer in self.buffers().items():
+        for name, buffer in self.network.buffers().items():
             buffer.copy_(state["buffers"][name])
-        for what in ("data_streams", "mask_streams"):
-            for generator, saved in zip(getattr(self, what), state[what]):
+        for generators, what in ((self.data_streams, "data_streams"), (self.masks.streams, "mask_streams")):
+            for generator, saved in zip(generators, state[what]):
                 generator.set_state(saved.cpu())
         self.layer_state = state["layer_state"].cpu()
-        for mask, saved in zip(self._held(), state["held"]):
+        for mask, saved in zip(self.masks.remembered(), state["held"]):
             mask.copy_(saved)
-        self.saved = [{name: tensor.to(self.device) for name, tensor in saved.items()} for saved in state["saved"]]
+        for run, saved in zip(self.replicas, state["saved"]):
+            run.keep(saved)
         self.entered = -1
 
-    def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
-        """Run k as an ordinary model on the CPU, with the given masks burnt in."""
-        model = new_model(self.specs[k], arrays)
-        model.load_state_dict(self.run_state(k))
-        with torch.no_grad():  # in the module, which may be known by several names
-            for name, mask in masks.items():
-                model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
-        return model.eval()
 
-
-class _Network(nn.Module):
+class _Logits(nn.Module):
     """The logits of a network, mixed precision included, as a module."""
 
-    def __init__(self, logits: Callable[[Tensor], Tensor], network: nn.Module) -> None:
+    def __init__(self, network: MaskedNetwork) -> None:
         super().__init__()
-        self.network, self.logits = network, logits
+        self.model, self.logits = network.model, network.logits
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x)
-
-
-def _settle(site: Site, weight: Tensor, mask: Tensor, converged: Tensor) -> Tensor:
-    """The drawn mask, but for neighbourhoods exactly on Q by a tie of floats, which no field decides."""
-    means = mean_squares(weight, site.structure)
-    ties = (means == quantile(means, site.sparsity))[:, None].expand(-1, site.size)
-    return torch.where(site.structure.unrows(ties, site.shape), converged, mask)
 
 
 def cloned(state: Any) -> Any:
@@ -412,8 +277,3 @@ def cloned(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: cloned(value) for key, value in state.items()}
     return [cloned(value) for value in state] if isinstance(state, list) else state
-
-
-def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """The weight of a convolution, stored under a mask or not; its bias is not decayed."""
-    return [p for name, p in module.named_parameters() if name.rpartition(".")[2] in ("weight", "original")]

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ def suitable_threads(arrays: Arrays, device: torch.device) -> Iterator[None]:
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware, as plain values."""
-    packages = {"torch": torch.__version__, "numpy": np.__version__, "gibbsprune": __version__}
+    packages = {"torch": str(torch.__version__), "numpy": np.__version__, "gibbsprune": __version__}
     hardware: dict[str, Any] = {
         "device": str(device),
         "cpu": _cpu_name(),
@@ -67,6 +68,16 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "hardware": hardware,
         "system": platform.system() + " " + platform.machine(),
     }
+
+
+def revision() -> str:
+    """The revision of this package's source, if git knows it."""
+    here, command = Path(__file__).parent, ["git", "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip() or "unknown"
 
 
 def _cpu_name() -> str:

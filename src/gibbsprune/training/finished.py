@@ -1,28 +1,39 @@
-"""A finished run that another one starts from: its weights, its masks, and what it was."""
+"""A finished run: a folder with ``result.json`` and the tensors whose SHA-256 it names; the one place that reads it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..data.arrays import Arrays
 from ..errors import UserError
-from .checkpoint import save_tensors
+from ..files import ReadError, make_folder, save_tensors, write_atomic
+from . import result
 from .folder import RunFolder
-from .places import Place, Remote
+from .network import new_model
+from .places import Place, place
 from .spec import RunSpec
+
+PARTS = ("model", "masks", "kept")
+
+
+class Untrusted(UserError):
+    """A file names code that would have to be run."""
 
 
 @dataclass(frozen=True)
 class Finished:
     """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
 
-    ``kept`` are states from its way (:attr:`gibbsprune.methods.Method.keeps`), as ``what/name``.
+    ``kept`` are states from its way (:attr:`gibbsprune.training.methods.Method.keeps`), as ``what/name``.
     """
 
     spec: RunSpec
@@ -31,83 +42,132 @@ class Finished:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def save_finished(path: Place, finished: Finished) -> None:
-    """One small file of a finished run."""
-    tensors = {f"model/{name}": tensor for name, tensor in finished.model.items()}
-    tensors |= {f"mask/{name}": mask for name, mask in finished.masks.items()}
-    tensors |= {f"kept/{name}": tensor for name, tensor in finished.kept.items()}
-    save_tensors(path, tensors, {"run": json.dumps(finished.spec.as_dict())})
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run as Python has it: what it was, what came out, and the pruned network, in eval mode."""
+
+    path: Place
+    spec: RunSpec
+    metrics: dict[str, Any]
+    model: nn.Module
+    masks: Mapping[str, Tensor]
+
+
+def images_of(arrays: Arrays, spec: RunSpec) -> dict[str, Any]:
+    """What a network must be told of its images: their shape, how many classes, and how they are standardised."""
+    mean, std = arrays.statistics(spec.recipe.standardise)
+    return {
+        "classes": arrays.classes, "channels": arrays.channels, "size": list(arrays.size),
+        "mean": mean.tolist(), "std": std.tolist(),
+    }  # fmt: skip
+
+
+def save_finished(home: Place, finished: Finished, record: Mapping[str, Any]) -> None:
+    """Writes a run's folder; ``record`` is its result, and is written last: it says that the run is complete."""
+    make_folder(home)
+    about = {"run": json.dumps(finished.spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
+    digests = {}
+    for part in PARTS:
+        if tensors := getattr(finished, part):
+            file = home / f"{part}.safetensors"
+            digests[file.name] = save_tensors(file, dict(tensors), about)
+    write_atomic(home / result.NAME, result.text({**record, "files": digests}))
 
 
 def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Place | None = None) -> Finished:
-    """A finished run by its folder, or by the name of a file of :func:`save_finished` in ``root``.
+    """The tensors of a finished run, by its folder or by its name below ``root``; of a fleet, the run of that seed."""
+    named = root / os.fspath(text) if root is not None else None
+    home = named if named is not None and (named / result.NAME).exists() else find(text, seed)
+    record = result.read(home / result.NAME)
+    return Finished(RunSpec.from_dict(record["spec"]), *(_tensors(home, record, part) for part in PARTS))
 
-    Of a fleet's folder it is the run with the same seed; the folder of one of its runs is that run.
+
+def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Run:
+    """A finished run: ``spec``, ``metrics`` (its ``result.json``), ``masks``, and its pruned network as ``model``.
+
+    Args:
+        folder: the run's folder; of a fleet, the folder of one of its runs.
+        trust: import a network that the folder names as ``package.module:function``. That is somebody's code: without
+            this it is refused.
     """
-    if root is not None and (file := root / f"{text}.safetensors").exists():
-        return _read_file(file)
-    path = Path(text)
-    if path.suffix == ".safetensors" and path.exists():
-        return _read_file(path)
-    inside = not (path / "run.json").exists() and (path.parent / "run.json").exists()
-    folder = RunFolder.open(path.parent if inside else path)
-    if not folder.finished():
-        raise UserError(
-            f"the run {folder.path} is not finished; continue it with: gibbsprune train --resume {folder.path}"
+    home = find(folder)
+    record = result.read(home / result.NAME)
+    spec = RunSpec.from_dict(record["spec"])
+    check_trust([spec], home, trust)
+    state, masks = (_tensors(home, record, part) for part in PARTS[:2])
+    try:
+        images = SimpleNamespace(**record["images"])
+        model = new_model(spec, images)  # type: ignore[arg-type]  # which asks for classes and channels alone
+        model.load_state_dict(dict(state))
+    except (KeyError, AttributeError, TypeError) as error:
+        raise ReadError(f"{home / result.NAME} does not say what the run's images are ({error})") from None
+    except RuntimeError as error:
+        last = str(error).splitlines()[-1].strip()
+        raise UserError(f"{home / 'model.safetensors'} is of another network than {spec.model}: {last}") from error
+    return Run(home, spec, record, model.eval(), masks)
+
+
+def check_trust(specs: list[RunSpec], where: object, trust: bool) -> None:
+    """Refuses networks that a file names and that are somebody's code, unless they are trusted."""
+    foreign = sorted({spec.model for spec in specs if ":" in spec.model})
+    if foreign and not trust:
+        raise Untrusted(
+            f"{where} names the network {foreign[0]}, which is code that would be run; give --trust (trust=True) if "
+            "you know where it comes from"
         )
-    spec, where = _run_inside(folder, path.name) if inside else _run_of_seed(folder, seed)
-    masks, kept = (
-        _tensors(file) if (file := where / f"{name}.safetensors").exists() else {} for name in ("masks", "kept")
-    )
-    return Finished(spec, _tensors(where / "model.safetensors"), masks, kept)
 
 
-def _run_of_seed(folder: RunFolder, seed: int) -> tuple[RunSpec, Path]:
-    runs = list(zip(folder.specs, folder.runs))
-    found = runs if len(runs) == 1 else [(spec, where) for spec, where in runs if spec.seed == seed]
-    if not found:
+def find(text: str | os.PathLike[str], seed: int | None = None) -> Place:
+    """The folder of a finished run; of a fleet's, that of the run with a seed."""
+    path = place(text)
+    if (path / result.NAME).exists():
+        return path
+    folder = RunFolder.open(path.parent if not (path / "run.json").exists() and _inside(path) else path)
+    homes = dict(zip(folder.runs, folder.specs))
+    if path != folder.path:
+        if path not in homes:
+            names = ", ".join(home.name for home in homes if home != folder.path) or "none"
+            raise UserError(f"the fleet {folder.path} has no run {path.name}; its runs: {names}")
+        homes = {path: homes[path]}
+    elif len(homes) > 1 and seed is None:
+        raise UserError(f"{path} holds {len(homes)} runs; name one of them, such as {folder.runs[0]}")
+    elif len(homes) > 1:
+        homes = {home: spec for home, spec in homes.items() if spec.seed == seed}
+    if not homes:
         seeds = ", ".join(str(spec.seed) for spec in folder.specs)
-        raise UserError(f"the fleet {folder.path} has no run with seed {seed}; it has seeds {seeds}")
-    if len(found) > 1:
-        names = ", ".join(where.name for _, where in found)
-        raise UserError(f"the fleet {folder.path} has several runs with seed {seed}; name the folder of one: {names}")
-    return found[0]
+        raise UserError(f"the fleet {path} has no run with seed {seed}; it has seeds {seeds}")
+    if len(homes) > 1:
+        names = ", ".join(home.name for home in homes)
+        raise UserError(f"the fleet {path} has several runs with seed {seed}; name the folder of one: {names}")
+    (home,) = homes
+    if not (home / result.NAME).exists():
+        raise UserError(f"the run {home} is not finished; continue it with: gibbsprune train --resume {folder.path}")
+    return home
 
 
-def _run_inside(folder: RunFolder, name: str) -> tuple[RunSpec, Path]:
-    for spec, where in zip(folder.specs, folder.runs):
-        if where.name == name and where != folder.path:
-            return spec, where
-    names = ", ".join(where.name for where in folder.runs if where != folder.path) or "none"
-    raise UserError(f"the fleet {folder.path} has no run {name}; its runs: {names}")
+def _inside(path: Place) -> bool:
+    return isinstance(path, Path) and (path.parent / "run.json").exists()
 
 
-def _read_file(path: Place) -> Finished:
-    from safetensors import SafetensorError, safe_open
-
-    if isinstance(path, Remote):
-        with tempfile.TemporaryDirectory() as folder:
-            local = Path(folder) / path.name
-            local.write_bytes(path.read_bytes())
-            return _read_file(local)
+def _tensors(home: Place, record: Mapping[str, Any], part: str) -> Mapping[str, Tensor]:
+    """One of a run's files, if it has it; one that is not as it was written is refused."""
+    file = home / f"{part}.safetensors"
+    digest = record.get("files", {}).get(file.name)
+    if digest is None:
+        if part == "model":
+            raise ReadError(f"{home / result.NAME} does not say what {file.name} must be")
+        return {}
     try:
-        with safe_open(path, "pt") as file:
-            spec = RunSpec.from_dict(json.loads((file.metadata() or {})["run"]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} is not the file of a finished run: {error}") from None
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "mask": {}, "kept": {}}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        parts[kind][rest] = tensor
-    return Finished(spec, parts["model"], parts["mask"], parts["kept"])
+        from safetensors.torch import load
 
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+        content = file.read_bytes()
+    except ImportError:
+        raise UserError("reading a run needs safetensors; install it with: pip install 'gibbsprune[demo]'") from None
+    except OSError as error:
+        raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ReadError(f"{file} is damaged: its checksum is not the one in {result.NAME}")
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        return load(content)
+    except Exception as error:  # safetensors' own exception, which is no subclass of anything
+        raise ReadError(f"{file} cannot be read: {error}") from None

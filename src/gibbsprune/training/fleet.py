@@ -28,8 +28,10 @@ from .ranks import ALONE, Ranks
 from .spec import RunSpec
 
 #: Recipe fields that runs fused into one network must share.
-SHARED = ("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on",
-          "bn_momentum", "bn_eps", "standardise", "shift", "flip")  # fmt: skip
+SHARED = (
+    *("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on"),
+    *("bn_momentum", "bn_eps", "standardise", "shift", "flip"),
+)
 
 #: What a run that has not started did in an epoch, and how it did in a test.
 WAITING = {"loss": math.nan, "train_accuracy": math.nan, "lr": 0.0, "beta": None, "agreement": None}
@@ -48,12 +50,16 @@ class Fleet:
         autotune: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """``finished`` is where runs named by others (``from``) lie, if they are not folders.
-
-        Several processes (``ranks``) call the same methods in the same order, and all have the same results.
-
-        With ``autotune`` cuDNN chooses its kernels by timing them: faster, but no longer the same from one process to
-        the next in the last bits.
+        """
+        Args:
+            specs: the runs, of one architecture, data set and precision.
+            arrays: their data.
+            device: where they are trained.
+            finished: where runs named by others (``from``) lie, if they are not folders.
+            autotune: let cuDNN choose its kernels by timing them: faster, but no longer the same from one process to
+                the next in the last bits.
+            ranks: the processes that share the work; all call the same methods in the same order, and all have the
+                same results.
         """
         if not specs:
             raise UserError("a fleet needs at least one run")
@@ -78,6 +84,7 @@ class Fleet:
         }
         self.steps_per_epoch = self.engines[0].batches.steps
         self.final: list[dict[str, Tensor]] | None = None
+        self.predictions: list[Tensor] = []  # after finish: the class that each run sees in each test image
 
     def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
         """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
@@ -91,8 +98,8 @@ class Fleet:
             if progress is not None:
                 progress(step + 1, self.steps_per_epoch)
         self.epoch += 1
-        return self._in_order([engine.end_epoch() if engine in active else engine.runs * [WAITING]
-                               for engine in self.engines])  # fmt: skip
+        ends = [engine.end_epoch() if engine in active else engine.runs * [WAITING] for engine in self.engines]
+        return self._in_order(ends)
 
     def _wait(self, engine: Engine) -> int:
         """The epochs after which an engine starts."""
@@ -108,8 +115,8 @@ class Fleet:
     def evaluate(self) -> list[dict[str, float]]:
         """Per run: test accuracy and loss with the converged masks; of a run that has not started, not a number."""
         active = self._active(max(0, self.epoch - 1))
-        return self._in_order([engine.evaluate() if engine in active else engine.runs * [UNKNOWN]
-                               for engine in self.engines])  # fmt: skip
+        found = [engine.evaluate() if engine in active else engine.runs * [UNKNOWN] for engine in self.engines]
+        return self._in_order(found)
 
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
@@ -118,25 +125,27 @@ class Fleet:
         ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
-        self.final = self._in_order([masks for _, masks in finals])
-        return self._in_order([results for results, _ in finals])
+        self.final = self._in_order([masks for _, masks, _ in finals])
+        self.predictions = self._in_order([seen for _, _, seen in finals])
+        return self._in_order([results for results, _, _ in finals])
 
-    def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
+    def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]], list[Tensor]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
-        converged, final = engine.limits(), engine.final_masks()
-        agreement = engine.agreement(final, converged)
+        converged, final = engine.masks.limits(), engine.masks.final()
+        agreement = engine.masks.agreement(final, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
-        kept = {name: tensor.clone() for name, tensor in engine.buffers().items()}
+        seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
+        kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
         streams = [g.get_state() for g in engine.data_streams]
         engine.recalibrate()
         again = engine.evaluate(final)
-        for name, buffer in engine.buffers().items():
+        for name, buffer in engine.network.buffers().items():
             buffer.copy_(kept[name])
         for generator, state in zip(engine.data_streams, streams):
             generator.set_state(state)
         masks: list[dict[str, Tensor]] = [{} for _ in range(engine.runs)]
-        for (name, k, _), mask in zip(engine.sites, final):
+        for (name, k, _), mask in zip(engine.network.sites, final):
             masks[k][name] = mask.clone()
         results = [
             {
@@ -149,35 +158,41 @@ class Fleet:
             }
             for k in range(engine.runs)
         ]
-        return results, masks
+        return results, masks, list(seen)
 
     def model(self, k: int) -> nn.Module:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""
         engine, i = self.home[k]
         if self.final is not None:
-            return engine.extract(i, self.arrays, self.final[k])
-        masks = {name: mask for (name, run, _), mask in zip(engine.sites, engine.limits()) if run == i}
-        return engine.extract(i, self.arrays, masks)
+            return engine.network.extract(i, self.arrays, self.final[k])
+        masks = {name: mask for (name, run, _), mask in zip(engine.network.sites, engine.masks.limits()) if run == i}
+        return engine.network.extract(i, self.arrays, masks)
 
     def masks(self, k: int) -> dict[str, Tensor]:
         """Run k's current masks by layer name."""
         engine, i = self.home[k]
-        return {name: view.clone() for (name, run, _), view in zip(engine.sites, engine.mask_views()) if run == i}
+        return {
+            name: view.clone()
+            for (name, run, _), view in zip(engine.network.sites, engine.network.mask_views())
+            if run == i
+        }
 
     def finished(self, k: int) -> Finished:
         """Run k as others may start from it."""
         engine, i = self.home[k]
         masks = self.final[k] if self.final is not None else {}
-        kept = {name: value.cpu() for name, value in engine.saved[i].items()}
+        kept = {name: value.cpu() for name, value in engine.replicas[i].saved.items()}
         return Finished(self.specs[k], self.model(k).state_dict(), masks, kept)
 
     def plan(self) -> list[dict[str, Any]]:
         """What will be pruned: the layers of every run, those of a run that prunes nothing left out."""
         rows = []
         for spec, (engine, i) in zip(self.specs, self.home.values()):
-            for name, site in engine.names[i].items():
+            for name, site in engine.network.names[i].items():
                 kind = (
-                    type(engine.model.get_submodule(name)).__name__.removeprefix("Parametrized").removeprefix("Fused")
+                    type(engine.network.model.get_submodule(name))
+                    .__name__.removeprefix("Parametrized")
+                    .removeprefix("Fused")
                 )
                 kept = kept_count(site.sparsity, site.count)
                 rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
@@ -187,7 +202,7 @@ class Fleet:
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
         saved, final = cloned(self.state_dict()), self.final
-        masks = [cloned(engine.masks) for engine in self.engines]
+        masks = [cloned(engine.network.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
@@ -204,7 +219,7 @@ class Fleet:
         self.final = final
         for engine, before in zip(self.engines, masks):
             for name, mask in before.items():
-                engine.masks[name].copy_(mask)
+                engine.network.masks[name].copy_(mask)
         return seconds
 
     @property
@@ -212,7 +227,7 @@ class Fleet:
         """What of the way of computing may change the last digits: precision, compilation, chosen kernels."""
         first = self.engines[0]
         return {
-            "precision": str(first.dtype).removeprefix("torch."),
+            "precision": str(first.network.dtype).removeprefix("torch."),
             "compiled": first.compiled,
             "autotune": self.autotune,
         }
@@ -242,9 +257,9 @@ class Fleet:
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
-    total = sum(p.numel() for p in engine.model.parameters()) // engine.runs
+    total = sum(p.numel() for p in engine.network.model.parameters()) // engine.runs
     layers: list[dict[str, Any]] = []
-    for name, site in engine.names[k].items():
+    for name, site in engine.network.names[k].items():
         weights, kept = masks[name].numel(), int(masks[name].sum())
         layers.append({"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights,
                        "neighbourhoods": site.count, "target": engine.specs[k].sparsity})  # fmt: skip
@@ -266,14 +281,13 @@ def _source(spec: RunSpec, root: Place | None) -> Finished | None:
 def _check_shared(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
-        for what in ("data", "model", "precision"):
-            if getattr(spec, what) != getattr(first, what):
-                raise UserError(f"the runs of a fleet must share {what}: {getattr(first, what)!r} and "
-                                f"{getattr(spec, what)!r} differ")  # fmt: skip
-        for what in SHARED:
-            if getattr(spec.recipe, what) != getattr(first.recipe, what):
-                raise UserError(f"the runs of a fleet must share the recipe's {what}: {getattr(first.recipe, what)!r} "
-                                f"and {getattr(spec.recipe, what)!r} differ")  # fmt: skip
+        for mine, other, names, of in (
+            (first, spec, ("data", "model", "precision"), ""),
+            (first.recipe, spec.recipe, SHARED, "the recipe's "),
+        ):
+            for what in names:
+                if (one := getattr(mine, what)) != (two := getattr(other, what)):
+                    raise UserError(f"the runs of a fleet must share {of}{what}: {one!r} and {two!r} differ")
 
 
 def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:

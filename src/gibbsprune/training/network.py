@@ -1,8 +1,7 @@
-"""A run's network and its random streams, from its spec."""
+"""A run's network, from its spec."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -10,7 +9,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..models import build, told
+from ..models import build
+from ..samplers import stream
+from ..text import told
 from .spec import RunSpec
 
 
@@ -51,17 +52,6 @@ def check_network(spec: RunSpec, arrays: Arrays) -> None:
         raise UserError(f"{spec.model} keeps {strange[0]}, which is no tensor; a run can save tensors only")
     if new := sorted(before.keys() ^ after.keys()):
         raise UserError(f"{spec.model} has {new[0]} only before or after its first use; it must have it always")
-
-
-def stream(seed: int, what: str, device: torch.device | str = "cpu", *more: int) -> torch.Generator:
-    """One of a run's independent random streams: for its weights, data, masks, or layers such as dropout.
-
-    "new weights" are for a run that must not start where another one of the same seed does; ``more`` numbers make
-    further streams of one kind.
-    """
-    key = ("weights", "data", "masks", "layers", "new weights").index(what)
-    number = int(np.random.SeedSequence([seed, key, *more]).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(number >> 1)
 
 
 @torch.no_grad()

@@ -17,7 +17,14 @@ from .recipes import Recipe
 
 
 class FlatOptimizer:
-    """Owns the parameters' memory: every parameter becomes a view of ``self.values``."""
+    """Owns the parameters' memory: every parameter becomes a view of ``self.values``.
+
+    Args:
+        parameters: of the fused network.
+        decayed: whether each is decayed.
+        runs: how many follow one another in each.
+        recipe: the kind of optimiser and its constants.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decayed: Sequence[bool], runs: int, recipe: Recipe) -> None:
         self.recipe, self.parameters = recipe, list(parameters)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gibbsprune.training.checkpoint import save_tensors, write_atomic
-from gibbsprune.training.folder import RunFolder, dump
-from gibbsprune.training.summary import write_summary
-
-if TYPE_CHECKING:
-    from gibbsprune.training.fleet import Fleet
+from . import result
+from .account import write_summary
+from .environment import describe_environment, revision
+from .finished import images_of, save_finished
+from .folder import RunFolder
+from .session import Record, Session
 
 EVENTS = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "lr")
 
@@ -24,11 +23,11 @@ class EventLog:
 
         self.writers = [SummaryWriter(str(run / "tensorboard"), purge_step=epoch + 1) for run in folder.runs]
 
-    def add(self, epoch: int, records: Sequence[dict[str, Any]]) -> None:
+    def add(self, records: Sequence[Record | None]) -> None:
         for writer, record in zip(self.writers, records):
             for key in EVENTS:
-                if record.get(key) is not None:
-                    writer.add_scalar(key, record[key], epoch)
+                if record is not None and record.get(key) is not None:
+                    writer.add_scalar(key, record[key], record["epoch"])
             writer.flush()
 
     def __enter__(self) -> EventLog:
@@ -39,17 +38,24 @@ class EventLog:
             writer.close()
 
 
-def write_outputs(folder: RunFolder, fleet: Fleet, results: Sequence[dict[str, Any]], seconds: float) -> None:
-    """Write the final files of every run. ``result.json`` comes last: it marks the run as finished."""
-    for k, (run, spec, result) in enumerate(zip(folder.runs, folder.specs, results)):
-        result.update(seconds=round(seconds, 1), epochs=spec.total_epochs, name=spec.name())
-        about = {"run": json.dumps(spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
-        done = fleet.finished(k)
-        for name, tensors in (("model", done.model), ("masks", done.masks), ("kept", done.kept)):
-            if tensors:
-                save_tensors(run / f"{name}.safetensors", dict(tensors), about)
-    write_summary(folder, results)
-    for run, result in zip(folder.runs, results):
-        write_atomic(run / "result.json", dump(result))
-    if len(folder.runs) > 1:
-        write_atomic(folder.path / "result.json", dump({"runs": results}))
+def records(session: Session, finals: Sequence[dict[str, Any]], source: str | None = None) -> list[dict[str, Any]]:
+    """The result of each run of a session that has ended, from what its fleet's ``finish`` says."""
+    fleet = session.fleet
+    shared = {
+        "fleet": len(fleet.specs), "seconds": round(session.spent, 1),
+        "environment": {**describe_environment(fleet.device), "training": fleet.how}, "revision": source or revision(),
+    }  # fmt: skip
+    return [
+        result.make(spec, {**final, "epochs": spec.total_epochs, "curve": curve, **shared})
+        for spec, final, curve in zip(fleet.specs, finals, session.curves())
+    ]
+
+
+def write_outputs(folder: RunFolder, session: Session, finals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Writes the final files of every run. ``result.json`` comes last: it marks the run as finished."""
+    found, fleet = records(session, finals), session.fleet
+    write_summary(folder, found)
+    for k, (home, record) in enumerate(zip(folder.runs, found)):
+        images = images_of(fleet.arrays, fleet.specs[k])
+        save_finished(home, fleet.finished(k), {**record, "images": images})
+    return found

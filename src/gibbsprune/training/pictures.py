@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gibbsprune.training.checkpoint import write_atomic
-from gibbsprune.training.progress import show_beta
-from gibbsprune.training.snapshots import Snapshot
+from ..files import write_atomic
+from .progress import show_beta
+from .snapshots import Snapshot
 
 BLUE, ORANGE, VERMILLION, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#8A8A8A"
 KEPT, PRUNED, GRID = "#08306B", "#F4F4F0", "#C9C9C4"
@@ -20,7 +20,7 @@ KEPT, PRUNED, GRID = "#08306B", "#F4F4F0", "#C9C9C4"
 History = Sequence[dict[str, Any]]
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+def figure_of(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
     """A figure and its axes, without matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -30,13 +30,13 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **opti
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_atomic(path, buffer.getvalue())
 
 
-def _tidy(axes: Any, title: str, xlabel: str = "epoch") -> None:
+def tidy(axes: Any, title: str, xlabel: str = "epoch") -> None:
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel(xlabel)
     axes.spines[["top", "right"]].set_visible(False)
@@ -50,13 +50,7 @@ def _column(history: History, key: str) -> np.ndarray:
 
 
 def _lines(
-    axes: Any,
-    histories: Sequence[History],
-    key: str,
-    colour: str,
-    label: str,
-    style: str = "-",
-    scale: float = 1.0,
+    axes: Any, histories: Sequence[History], key: str, colour: str, label: str, style: str = "-", scale: float = 1.0
 ) -> None:
     """One quantity over the epochs: the run's line, or for a fleet each run faint and their mean on top."""
     curves = [(_column(h, "epoch"), scale * _column(h, key)) for h in histories]
@@ -72,39 +66,39 @@ def _lines(
 
 def draw_curves(path: Path, histories: Sequence[History], dense: bool) -> None:
     """Accuracy and loss over the epochs, in training and in test."""
-    figure, axes = _figure(9, 3.4, 1, 2)
+    figure, axes = figure_of(9, 3.4, 1, 2)
     test, train = ("test", "training") if dense else ("test, converged mask", "training, sampled masks")
     left, right = axes[0]
     _lines(left, histories, "train_accuracy", ORANGE, train, "--", 100)
     _lines(left, histories, "test_accuracy", BLUE, test, "-", 100)
-    _tidy(left, "Accuracy, %")
+    tidy(left, "Accuracy, %")
     _lines(right, histories, "loss", ORANGE, train, "--")
     _lines(right, histories, "test_loss", BLUE, test, "-")
     right.set_yscale("log")
-    _tidy(right, "Loss")
+    tidy(right, "Loss")
     left.legend(frameon=False, fontsize=8, loc="lower right")
     right.legend(frameon=False, fontsize=8, loc="upper right")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_annealing(path: Path, histories: Sequence[History]) -> None:
     """β and the agreement of the sampled mask with the converged one, over the epochs."""
-    figure, axes = _figure(9, 3.4, 1, 2)
+    figure, axes = figure_of(9, 3.4, 1, 2)
     left, right = axes[0]
     _lines(left, histories, "beta", VERMILLION, "β")
     left.set_yscale("log")
-    _tidy(left, "Inverse temperature β")
+    tidy(left, "Inverse temperature β")
     _lines(right, histories, "agreement", GREEN, "agreement", "-", 100)
     right.axhline(100, color=GREY, linewidth=0.8, linestyle=":")
-    _tidy(right, "Mask elements equal to the converged mask, %")
+    tidy(right, "Mask elements equal to the converged mask, %")
     if len(histories) > 1:
         right.legend(frameon=False, fontsize=8, loc="lower right")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_layers(path: Path, layers: Sequence[dict[str, Any]]) -> None:
     """The sparsity each layer reached, beside its target."""
-    figure, axes = _figure(9, 1.1 + 0.26 * len(layers))
+    figure, axes = figure_of(9, 1.1 + 0.26 * len(layers))
     ax = axes[0, 0]
     rows = np.arange(len(layers))
     ax.barh(rows, [100 * layer["sparsity"] for layer in layers], color=BLUE, height=0.7, label="reached")
@@ -113,21 +107,14 @@ def draw_layers(path: Path, layers: Sequence[dict[str, Any]]) -> None:
         text = f"{layer['kept']:,} of {layer['weights']:,} kept"
         reached = 100 * layer["sparsity"]
         inside = reached > 35  # room for the text in the bar
-        ax.text(
-            1 if inside else reached + 2,
-            row,
-            text,
-            va="center",
-            fontsize=7,
-            color="white" if inside else "black",
-        )
+        ax.text(1 if inside else reached + 2, row, text, va="center", fontsize=7, color="white" if inside else "black")
     ax.set_yticks(rows, [layer["name"] for layer in layers], fontsize=8)
     ax.set_ylim(len(layers) - 0.4, -0.6)
     ax.set_xlim(0, 100)
-    _tidy(ax, "Sparsity of each layer, %", "")
+    tidy(ax, "Sparsity of each layer, %", "")
     ax.grid(visible=False)
     ax.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
@@ -136,19 +123,12 @@ def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
 
     columns = min(3, len(snapshots))
     rows = math.ceil(len(snapshots) / columns)
-    figure, axes = _figure(3 * columns, 3.2 * rows + 0.4, rows, columns)
+    figure, axes = figure_of(3 * columns, 3.2 * rows + 0.4, rows, columns)
     for ax in axes.flat[len(snapshots) :]:
         ax.set_visible(False)
     for ax, shot in zip(axes.flat, snapshots):
         shown = shot.picture.astype(float)
-        ax.imshow(
-            shown,
-            cmap=ListedColormap([PRUNED, KEPT]),
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-            aspect="equal",
-        )
+        ax.imshow(shown, cmap=ListedColormap([PRUNED, KEPT]), vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         height, width = shot.block
         if height * width > 1:
             for edge in range(height, shown.shape[0], height):
@@ -162,7 +142,7 @@ def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
     axes[0, 0].set_ylabel("output channel", fontsize=8)
     axes[rows - 1, 0].set_xlabel("input channel", fontsize=8)
     figure.suptitle(f"Mask of {snapshots[0].layer} as it cools (dark: kept)", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def available() -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from ..files import temporary_name
 
 #: Filesystems on which a file takes its name in one step by a rename; elsewhere one put is that step.
 RENAMING = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
@@ -103,7 +104,7 @@ class Remote:
                 self.fs.pipe_file(self.path, content)
                 return
             folder, _, name = self.path.rpartition("/")
-            temporary = f"{folder}/.{name}.{os.getpid()}.tmp"
+            temporary = f"{folder}/{temporary_name(name)}"
             self.fs.makedirs(folder, exist_ok=True)
             self.fs.pipe_file(temporary, content)
             self.fs.mv(temporary, self.path)

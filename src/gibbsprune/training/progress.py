@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from ..text import clock
+
 Record = dict[str, Any]
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -17,15 +19,6 @@ def mean(records: Sequence[Record], key: str) -> float:
     """The mean of one quantity over the runs of a fleet; NaN where no run has it."""
     values = [float(r[key]) for r in records if r.get(key) is not None]
     return sum(values) / len(values) if values else math.nan
-
-
-def clock(seconds: float) -> str:
-    """A duration to read: 0:07, 12:34 or 1:02:03."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, second = divmod(round(max(0.0, seconds)), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
 def show_beta(beta: float) -> str:
@@ -79,10 +72,7 @@ class PlainProgress:
             "accuracy " + _shown(100 * mean(records, "test_accuracy"), "6.2f", " %"),
         ]
         if not math.isnan(beta := mean(records, "beta")):
-            parts += [
-                f"β {show_beta(beta):<7}",
-                "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %"),
-            ]
+            parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
         self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def note(self, message: str) -> None:

@@ -13,8 +13,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gibbsprune.errors import UserError
-from gibbsprune.fields import choice, flag, lean, number, optional, text, whole, wholes
+from ..checks import (
+    bad,
+    check_one_of,
+    check_whole,
+    choice,
+    flag,
+    lean,
+    number,
+    optional,
+    parsed,
+    text,
+    whole,
+    wholes,
+)
+from ..errors import UserError
+from ..schedules import annealed
 
 
 @dataclass(frozen=True)
@@ -50,13 +64,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, field.parse(value))
-            except ValueError as error:
-                raise UserError(f"The recipe's {name} is {value!r}; {error}.") from None
+            object.__setattr__(self, name, parsed(f"the recipe's {name}", getattr(self, name), field.parse))
         if any(later <= sooner for sooner, later in zip(self.milestones, self.milestones[1:])):
-            raise UserError(f"The recipe's milestones are {self.milestones}; they must increase.")
+            raise bad("the recipe's milestones", self.milestones, "rising epochs")
 
     def learning_rate(self, epoch: int, stretch: int = 1) -> float:
         """The learning rate λ of an epoch, counted from 0.
@@ -67,8 +77,8 @@ class Recipe:
         With either, the first warmup_epochs · stretch epochs have warmup_lr instead.
         """
         if epoch < 0:
-            raise UserError(f"epoch is {epoch}; it must be at least 0.")
-        plain = epoch // _checked_stretch(stretch)
+            raise bad("epoch", epoch, "numbers from 0")
+        plain = epoch // check_whole("stretch", stretch)
         if plain < self.warmup_epochs:
             return self.warmup_lr
         if self.lr_schedule == "steps":
@@ -78,15 +88,15 @@ class Recipe:
 
     def total_epochs(self, stretch: int = 1) -> int:
         """epochs · stretch."""
-        return self.epochs * _checked_stretch(stretch)
+        return self.epochs * check_whole("stretch", stretch)
 
     def replace(self, **overrides: Any) -> Recipe:
         """A copy with some fields changed; strings are parsed to the field's type."""
         for name in overrides:
             if name not in FIELDS:
                 close = difflib.get_close_matches(name, FIELDS, n=1)
-                hint = f" Did you mean '{close[0]}'?" if close else ""
-                raise UserError(f"A recipe has no field '{name}'.{hint} Its fields are {', '.join(FIELDS)}.")
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise UserError(f"a recipe has no field {name!r}{hint}: allowed are {', '.join(FIELDS)}")
         return dataclasses.replace(self, **overrides)
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,7 +111,7 @@ class Recipe:
         needed = [f.name for f in dataclasses.fields(Recipe) if f.default is dataclasses.MISSING]
         missing = [name for name in needed if name not in values]
         if missing:
-            raise UserError(f"The recipe lacks {', '.join(missing)}.")
+            raise UserError(f"the recipe lacks {', '.join(missing)}")
         start = Recipe(**{name: values[name] for name in needed})
         return start.replace(**values)
 
@@ -167,7 +177,7 @@ PAPER = Recipe(
     bn_momentum=0.01,
     bn_eps=1e-3,
     standardise="global",
-    anneal_epochs=128,
+    anneal_epochs=annealed(200),
 )
 
 MODERN = Recipe(
@@ -179,7 +189,7 @@ MODERN = Recipe(
     weight_decay=1e-4,
     lr_schedule="cosine",
     warmup_epochs=1,
-    anneal_epochs=128,
+    anneal_epochs=annealed(200),
 )
 
 # Learning rate and batch were chosen on images held out of the training set.
@@ -195,7 +205,7 @@ DIGITS = Recipe(
     standardise="global",
     shift=1,
     flip=False,
-    anneal_epochs=16,
+    anneal_epochs=annealed(25),
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS)}
@@ -203,15 +213,7 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, 
 
 def recipe(name: str) -> Recipe:
     """The checked-in recipe of that name."""
-    if name not in RECIPES:
-        raise UserError(f"The recipe '{name}' is unknown; allowed are {', '.join(RECIPES)}.")
-    return RECIPES[name]
-
-
-def _checked_stretch(stretch: int) -> int:
-    if stretch != int(stretch) or stretch < 1:
-        raise UserError(f"stretch is {stretch}; it must be a whole number from 1.")
-    return int(stretch)
+    return RECIPES[check_one_of("recipe", name, RECIPES)]
 
 
 def _shown(value: Any) -> str:

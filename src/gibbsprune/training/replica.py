@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..law import Site
+from ..samplers import stream
+from ..site import Site
 from ..structures import check_mask
 from .finished import Finished
-from .network import stream
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -22,26 +22,30 @@ class Replica:
 
     def __init__(self, engine: Engine, k: int, source: Finished | None) -> None:
         self.engine, self.k, self.source = engine, k, source
-        self.spec, self.sites = engine.specs[k], engine.names[k]
-        self.places = {name: i for i, (name, run, _) in enumerate(engine.sites) if run == k}
+        self.spec, self.sites = engine.specs[k], engine.network.names[k]
+        self.places = {name: i for i, (name, run, _) in enumerate(engine.network.sites) if run == k}
         if source is not None:
             self.spec.how.check_source(self.spec, source, self.sites)
+        self.save_at = self.spec.how.save_at(self.spec, self.spec.phases[0].epochs * engine.batches.steps)
+        self.saved: dict[str, Tensor] = {}
+        for what in self.spec.how.keeps:
+            self.put_aside(what)
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The stored weight of every pruned layer."""
-        stored = self.engine.weights()
+        stored = self.engine.network.weights()
         return {name: stored[i] for name, i in self.places.items()}
 
     @property
     def masks(self) -> Mapping[str, Tensor]:
         """The mask that every pruned layer holds."""
-        return {name: self.engine.held[i] for name, i in self.places.items()}
+        return {name: self.engine.masks.held[i] for name, i in self.places.items()}
 
     def hold(self, name: str, mask: Tensor) -> None:
         """Gives a layer its mask until the next one."""
         site: Site = self.sites[name]
-        self.engine.held[self.places[name]].copy_(check_mask(mask, site.shape))
+        self.engine.masks.held[self.places[name]].copy_(check_mask(mask, site.shape))
 
     def stream(self, what: str) -> torch.Generator:
         """A random stream of the run, from its beginning."""
@@ -50,7 +54,9 @@ class Replica:
     def values(self) -> dict[str, Tensor]:
         """All parameters and batch-norm statistics of the run, views; not what all runs of an engine share."""
         shared = self.engine.runs > 1
-        return {name: value for name, value in self.engine.run_state(self.k).items() if value.dim() or not shared}
+        return {
+            name: value for name, value in self.engine.network.run_state(self.k).items() if value.dim() or not shared
+        }
 
     @torch.no_grad()
     def load(self, source: Finished) -> None:
@@ -61,23 +67,24 @@ class Replica:
 
     def put_aside(self, what: str) -> None:
         """Keeps the run's values as they are now under that name."""
-        self.engine.put_aside(self.k, what)
+        self.saved.update(
+            {f"{what}/{name}": value.clone() for name, value in self.engine.network.run_state(self.k).items()}
+        )
 
     @torch.no_grad()
     def put_back(self, what: str) -> None:
         """Puts back the values that were put aside, and starts the optimiser anew."""
-        saved = self.engine.saved[self.k]
         for name, value in self.values().items():
-            value.copy_(saved[f"{what}/{name}"])
+            value.copy_(self.saved[f"{what}/{name}"])
         self.engine.optimizer.forget(self.k)
 
     def keep(self, kept: Mapping[str, Tensor]) -> None:
         """Takes over what another run has put aside."""
-        self.engine.saved[self.k] = {name: value.to(self.engine.device) for name, value in kept.items()}
+        self.saved = {name: value.to(self.engine.device) for name, value in kept.items()}
 
     def model(self) -> nn.Module:
         """A copy of the run's network as it is, masks burnt in, on the run's device."""
-        return self.engine.extract(self.k, self.engine.arrays, dict(self.masks)).to(self.engine.device)
+        return self.engine.network.extract(self.k, self.engine.arrays, dict(self.masks)).to(self.engine.device)
 
     def images(self, count: int, generator: torch.Generator) -> Tensor:
         """Random training images as the network sees them in evaluation, (count, C, H, W)."""

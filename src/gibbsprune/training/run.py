@@ -1,46 +1,39 @@
-"""Drive a run, or a fleet of runs, through its epochs into a folder, so that nothing is lost however it ends.
+"""``gibbsprune train``: one run, or a fleet of runs, into a folder, so that nothing is lost however it ends.
 
-Each epoch is trained, tested, written to ``metrics.jsonl`` and checkpointed, in that order. Resuming loads
-the last checkpoint, drops the lines written after it, and goes on bit for bit.
-
-Of several processes (``ranks``) the first does all that; the others train along (:mod:`gibbsprune.training.follow`).
+Each epoch is trained, tested, written to ``metrics.jsonl`` and checkpointed, in that order. Resuming loads the last
+checkpoint, which knows the epochs before it, and goes on bit for bit. Of several processes (``ranks``) the first does
+all that; the others train along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import math
 import os
 import shlex
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gibbsprune import data
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
-from gibbsprune.training import checkpoint
-from gibbsprune.training.environment import (
-    describe_environment,
-    fingerprint,
-    require,
-    resolve_device,
-    suitable_threads,
-)
-from gibbsprune.training.fleet import Fleet
-from gibbsprune.training.folder import RunFolder, fleet_name
-from gibbsprune.training.follow import follow
-from gibbsprune.training.interrupt import Interrupt
-from gibbsprune.training.outputs import EventLog, write_outputs
-from gibbsprune.training.progress import PlainProgress, make_progress
-from gibbsprune.training.ranks import ALONE, LostRank, Ranks, compare_data
-from gibbsprune.training.snapshots import save_snapshot, snapshot_epochs
-from gibbsprune.training.spec import RunSpec
+from .. import data
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..files import ReadError, WriteError
+from . import checkpoint
+from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
+from .finished import check_trust
+from .fleet import Fleet
+from .folder import RunFolder, fleet_name
+from .interrupt import Interrupt
+from .outputs import EventLog, write_outputs
+from .progress import PlainProgress, make_progress
+from .ranks import ALONE, LostRank, Ranks, compare_data
+from .session import Record, Session, Watch, all_diverged
+from .snapshots import save_snapshot, snapshot_epochs
+from .spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -74,16 +67,25 @@ def start(
     progress: PlainProgress | None = None,
     ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Train ``specs`` (several: as one fleet) into a new folder, by default ``runs/<name>``."""
-    options = options or Options()
-    specs = list(specs)
+    """Trains runs into a new folder.
+
+    Args:
+        specs: the runs; several are trained as one fleet.
+        out: the folder, by default ``runs/<name>``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<number>``.
+        options: how it is kept and carried out.
+        command: the command line, for the record.
+        progress: what shows how it goes on.
+        ranks: the processes that train it together.
+    """
+    options, specs = options or Options(), list(specs)
     if len({spec.data for spec in specs}) != 1:
         raise UserError("the runs of a fleet must share one data set")
     _check_packages(options)
     where = resolve_device(device) if ranks.size == 1 else ranks.device
     path = Path(out) if out is not None else Path("runs") / fleet_name(specs)
     if not ranks.first:
-        return Outcome(path, follow(specs, ranks, options.autotune))
+        return Outcome(path, _follow(specs, ranks, options.autotune))
     if (path / "run.json").exists():
         RunFolder.create(path, specs, {})  # refuses, before anything is loaded
     progress = progress or make_progress()
@@ -93,19 +95,13 @@ def start(
         with suitable_threads(arrays, where):
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
             about = {
-                "command": command,
-                "started": _now(),
-                "seeds": [spec.seed for spec in specs],
-                "device": str(where),
-                "ranks": ranks.size,
-                "data_sha256": fingerprint(arrays),
-                "options": asdict(options),
-                **describe_environment(where),
-                "resumed": [],
-            }
+                "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
+                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "options": asdict(options),
+                **describe_environment(where), "resumed": [],
+            }  # fmt: skip
             folder = RunFolder.create(path, specs, about)
             try:
-                return _drive(fleet, folder, options, interrupt, progress, ranks, elapsed=0.0)
+                return _drive(fleet, folder, options, interrupt, progress, ranks, None)
             finally:
                 folder.unlock()
 
@@ -116,13 +112,24 @@ def resume(
     command: str | None = None,
     progress: PlainProgress | None = None,
     ranks: Ranks = ALONE,
+    trust: bool = False,
 ) -> Outcome:
-    """Continue the run in ``path`` from its last checkpoint, or from the beginning where it has none yet."""
+    """Continues the run in ``path`` from its last checkpoint, or from the beginning where it has none yet.
+
+    Args:
+        path: the run's folder.
+        device: another device than it was started on.
+        command: the command line, for the record.
+        progress: what shows how it goes on.
+        ranks: the processes that train it together.
+        trust: import a network that the folder names as ``package.module:function``.
+    """
     if not ranks.first:
         given = ranks.shared()
         specs = [RunSpec.from_dict(values) for values in given["runs"]]
-        return Outcome(Path(path), given["results"] or follow(specs, ranks, given["autotune"], given["state"]))
+        return Outcome(Path(path), given["results"] or _follow(specs, ranks, given["autotune"], given["state"]))
     folder = RunFolder.open(path)
+    check_trust(folder.specs, folder.path, trust)
     folder.lock()
     progress = progress or make_progress()
     shared: dict[str, Any] = {"runs": folder.record["runs"], "results": None, "state": None}
@@ -131,29 +138,24 @@ def resume(
             progress.note(f"{folder.path} is already finished")
             shared["results"] = folder.results()
             ranks.shared(shared)
-            return Outcome(folder.path, shared["results"])
-        options = Options(**folder.record["options"])
+            return Outcome(Path(path), shared["results"])
+        options = _options(folder)
         _check_packages(options)
-        where = resolve_device(device or folder.record["device"]) if ranks.size == 1 else ranks.device
+        where = resolve_device(device or str(folder.told("device"))) if ranks.size == 1 else ranks.device
         with Interrupt(tell=progress.note) as interrupt:
             found = checkpoint.load_latest(folder.checkpoints, warn=lambda text: progress.note(f"warning: {text}"))
             epoch, state = found if found is not None else (0, None)
-            ranks.shared({**shared, "autotune": options.autotune, "state": state and state["fleet"]})
+            ranks.shared({**shared, "autotune": options.autotune, "state": state and state.get("fleet")})
             arrays = data.load(folder.specs[0].data)
             compare_data(ranks, arrays)
             with suitable_threads(arrays, where):
                 if ranks.size == _ranks_before(folder):
-                    torch.set_num_threads(folder.record["hardware"]["threads"])  # sums depend on how they are divided
+                    _take_threads(folder)
                 _check_same(folder, arrays, describe_environment(where), ranks, progress)
                 fleet = Fleet(folder.specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
-                if state is not None:
-                    fleet.load_state_dict(state["fleet"])
-                folder.truncate_metrics(epoch)
                 again = {"time": _now(), "epoch": epoch, "command": command, "ranks": ranks.size}
-                folder.record["resumed"].append(again)
-                folder.write_record()
-                elapsed = state["elapsed"] if state is not None else 0.0
-                return _drive(fleet, folder, options, interrupt, progress, ranks, elapsed)
+                folder.record["resumed"] = [*folder.told("resumed"), again]
+                return _drive(fleet, folder, options, interrupt, progress, ranks, state)
     finally:
         folder.unlock()
 
@@ -165,91 +167,107 @@ def _drive(
     interrupt: Interrupt,
     progress: PlainProgress,
     ranks: Ranks,
-    elapsed: float,
+    state: dict[str, Any] | None,
 ) -> Outcome:
-    """Train what is left of the epochs, then write the final files."""
-    began = time.monotonic() - elapsed
+    """Trains what is left of the epochs, then writes the final files."""
+    session = Session(
+        fleet, folder.checkpoints, save_every=options.checkpoint_epochs, save_seconds=options.checkpoint_seconds,
+        ranks=ranks,
+    )  # fmt: skip
+    if state is not None:
+        session.load(state)
+    folder.write_record()
+    folder.write_metrics(session.history)
     runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
-    progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
-    try:
-        _train(fleet, folder, options, interrupt, progress, ranks, began)
-        progress.close()
-        results = fleet.finish()
-        write_outputs(folder, fleet, results, seconds=time.monotonic() - began)
-    except (KeyboardInterrupt, checkpoint.WriteError, LostRank):
-        progress.close()
-        progress.note(how_to_resume(folder))
-        raise
-    finally:
-        progress.close()
-    return Outcome(folder.path, results)
+    with EventLog(folder, fleet.epoch) if options.tensorboard else contextlib.nullcontext() as events:
+        session.watch = _Writing(folder, progress, events)
+        progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
+        try:
+            session.train(interrupt)
+            progress.close()
+            results = write_outputs(folder, session, fleet.finish())
+        except (KeyboardInterrupt, WriteError, LostRank):
+            progress.close()
+            progress.note(how_to_resume(folder))
+            raise
+        finally:
+            progress.close()
+    return Outcome(Path(str(folder.path)), results)
 
 
-def _train(
-    fleet: Fleet,
-    folder: RunFolder,
-    options: Options,
-    interrupt: Interrupt,
-    progress: PlainProgress,
-    ranks: Ranks,
-    began: float,
-) -> None:
-    """Train, test, record and save, epoch by epoch."""
-    spec = folder.specs[0]
-    keep_masks = snapshot_epochs((spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch, fleet.epochs)
-    saved = time.monotonic()
+class _Writing(Watch):
+    """Puts every epoch into the run's folder, and on the display."""
 
-    def step(done: int, total: int) -> None:
-        progress.step(done, total)
-        interrupt.step(done, total)
+    def __init__(self, folder: RunFolder, progress: PlainProgress, events: EventLog | None) -> None:
+        self.folder, self.progress, self.events = folder, progress, events
+        self.masks: list[dict[str, torch.Tensor]] = []
 
-    with EventLog(folder, fleet.epoch) if options.tensorboard else nullcontext() as events:
-        while fleet.epoch < fleet.epochs:
-            interrupt.begin_epoch()
-            started = time.monotonic()
-            trained = fleet.train_epoch(step)
-            done = fleet.epoch
-            masks = [fleet.masks(k) for k in range(len(folder.runs))] if done in keep_masks else []
-            tested = fleet.evaluate()  # with the converged masks, which take the place of the drawn ones
-            if ranks.any(interrupt.requested):
-                interrupt.requested = True  # all stop after the same epoch
-            now = time.monotonic()
-            records = [
-                {
-                    "epoch": done,
-                    **train,
-                    "test_accuracy": test["accuracy"],
-                    "test_loss": test["loss"],
-                    "seconds": round(now - started, 4),
-                }
-                for train, test in zip(trained, tested)
-            ]
-            _check_finite(folder, done, records)
-            folder.append_metrics(records)
-            if events is not None:
-                events.add(done, records)
-            for run, drawn, record in zip(folder.runs, masks, records):
-                if record["beta"] is None:
-                    continue  # only annealed masks have a picture of how they freeze
-                save_snapshot(run / "snapshots", drawn, done, record["beta"])
-            due = done % options.checkpoint_epochs == 0 and now - saved >= options.checkpoint_seconds
-            if due or done == fleet.epochs or interrupt.requested:
-                state = {"elapsed": now - began, "fleet": fleet.state_dict()}
-                checkpoint.save(folder.checkpoints, done, state)
-                saved = now
-            progress.epoch(done, records)
-            interrupt.end_epoch()
+    def step(self, done: int, total: int) -> None:
+        self.progress.step(done, total)
+
+    def drawn(self, fleet: Fleet) -> None:
+        spec = fleet.specs[0]
+        annealed = (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch
+        shown = fleet.epoch in snapshot_epochs(annealed, fleet.epochs)
+        self.masks = [fleet.masks(k) for k in range(len(fleet.specs))] if shown else []
+
+    def tested(self, session: Session, records: Sequence[Record | None]) -> None:
+        if all_diverged(records):  # the checkpoints stay as they are
+            raise UserError(
+                f"the loss is no longer finite after epoch {session.fleet.epoch} of {self.folder.path}; try a smaller "
+                "learning rate (--lr)"
+            )
+        self.folder.append_metrics(records)
+        if self.events is not None:
+            self.events.add(records)
+        for run, masks, record in zip(self.folder.runs, self.masks, records):
+            if record is not None and record["beta"] is not None:  # others have no picture of how they freeze
+                save_snapshot(run / "snapshots", masks, record["epoch"], record["beta"])
+
+    def passed(self, session: Session, records: Sequence[Record | None]) -> None:
+        self.progress.epoch(session.fleet.epoch, [record for record in records if record is not None])
+
+
+def _follow(
+    specs: Sequence[RunSpec], ranks: Ranks, autotune: bool, state: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """What the other processes do: the same training, and no files."""
+    with Interrupt() as interrupt:
+        arrays = data.load(specs[0].data)
+        compare_data(ranks, arrays)
+        with suitable_threads(arrays, ranks.device):
+            fleet = Fleet(specs, arrays, device=ranks.device, autotune=autotune, ranks=ranks)
+            if state is not None:
+                fleet.load_state_dict(state)
+            Session(fleet, ranks=ranks).train(interrupt)
+            return fleet.finish()
 
 
 def how_to_resume(folder: RunFolder) -> str:
     """The line a stopped run leaves behind."""
     saved = checkpoint.checkpoints(folder.checkpoints)
-    state = (
-        f"saved after epoch {saved[-1][0]} of {max(spec.own_epochs for spec in folder.specs)}"
-        if saved
-        else "nothing saved yet"
-    )
-    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}"
+    epochs = max(spec.own_epochs for spec in folder.specs)
+    state = f"saved after epoch {saved[-1][0]} of {epochs}" if saved else "nothing saved yet"
+    trust = " --trust" if any(":" in spec.model for spec in folder.specs) else ""
+    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}{trust}"
+
+
+def _options(folder: RunFolder) -> Options:
+    """How the run was to be kept; what its record does not say, or says of another kind, is refused."""
+    told = {field.name: folder.told("options", field.name) for field in fields(Options)}
+    for field in fields(Options):
+        kind = (int, float) if field.type == "float" else {"int": int, "bool": bool}[str(field.type)]
+        if not isinstance(told[field.name], kind) or (field.name == "checkpoint_epochs" and told[field.name] < 1):
+            raise ReadError(f"{folder.path / 'run.json'} has been changed: {field.name} is {told[field.name]!r}")
+    return Options(**told)
+
+
+def _take_threads(folder: RunFolder) -> None:
+    """As many as before: sums depend on how they are divided."""
+    threads = folder.told("hardware", "threads")
+    if type(threads) is not int or not 1 <= threads <= 4096:
+        raise ReadError(f"{folder.path / 'run.json'} has been changed: hardware.threads is {threads!r}")
+    torch.set_num_threads(threads)
 
 
 def _check_packages(options: Options) -> None:
@@ -260,12 +278,16 @@ def _check_packages(options: Options) -> None:
 
 def _ranks_before(folder: RunFolder) -> int:
     """On how many processes a run was trained last."""
-    return [folder.record, *folder.record["resumed"]][-1].get("ranks", 1)
+    last = [folder.record, *folder.told("resumed")][-1]
+    count = last.get("ranks", 1) if isinstance(last, dict) else None
+    if not isinstance(count, int):
+        raise ReadError(f"{folder.path / 'run.json'} has been changed: resumed ends with {str(last)[:40]!r}")
+    return count
 
 
 def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], ranks: Ranks, progress: PlainProgress) -> None:
     """A resumed run must have the same data; on other hardware, processes or versions it only says so."""
-    if fingerprint(arrays) != folder.record["data_sha256"]:
+    if fingerprint(arrays) != folder.told("data_sha256"):
         raise UserError(f"the data {arrays.name} is not what the run in {folder.path} was started with")
     if (before := _ranks_before(folder)) != ranks.size:
         count = "1 process" if ranks.size == 1 else f"{ranks.size} processes"
@@ -275,20 +297,12 @@ def _check_same(folder: RunFolder, arrays: Arrays, here: dict[str, Any], ranks: 
         )
     for part in ("versions", "hardware"):
         for key, value in here[part].items():
-            before = folder.record[part].get(key)
+            before = folder.told(part).get(key)
             if value != before:
                 progress.note(
                     f"warning: {key} was {before} when this run started and is {value} now; "
                     "the result may differ in the last bits"
                 )
-
-
-def _check_finite(folder: RunFolder, epoch: int, records: Sequence[dict[str, Any]]) -> None:
-    """Stop when every run has diverged; the checkpoints stay as they are."""
-    if not any(math.isfinite(record["loss"]) for record in records):
-        raise UserError(
-            f"the loss is no longer finite after epoch {epoch} of {folder.path}; try a smaller learning rate (--lr)"
-        )
 
 
 def _now() -> str:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..law import Site, layer_site
-from ..methods.gibbs import hamiltonian
-from ..selection import CONVOLUTIONS, select
+from ..errors import UserError
+from ..selection import select
+from ..site import Site, layer_site
 from ..structures import as_structure
+from .methods.gibbs import hamiltonian
 from .spec import RunSpec
 
 
 def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
-    """The layers a run prunes, by name.
-
-    Unless the spec includes or excludes layers: every convolution but the first, as in the paper, and filter-wise
-    without the 1×1 projections of residual shortcuts; in a network without convolutions every Linear.
-    """
+    """The layers a run prunes, by name: those that :class:`gibbsprune.GibbsPruner` would, as far as its method can."""
     if not spec.how.prunes:
         return {}
-    kind = as_structure(spec.structure)
-    include, exclude = spec.include, spec.exclude
-    convolutions = [name for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS)]
-    if include is None and len(convolutions) > 1:
-        include = tuple(convolutions[1:])
-        if spec.structure == "filter":
-            include = tuple(name for name in include if not name.endswith(".shortcut"))
-    layers, _ = select(model, kind, include, exclude)
-    chosen = hamiltonian(spec)
-    sites = {}
+    layers, _ = select(model, as_structure(spec.structure), spec.include, spec.exclude)
+    chosen, sites = hamiltonian(spec), {}
     for name, module in layers.items():
+        if spec.include is None and not isinstance(module, spec.how.layers):
+            continue
         structure, shape = spec.how.structure_of(spec, module), tuple(module.weight.shape)  # type: ignore[arg-type]
         advice = f"; leave it out with --exclude {name}"
         sites[name] = layer_site(name, shape, structure, chosen, spec.sparsity, spec.sampler, advice)
+    if not sites:
+        kinds = ", ".join(kind.__name__ for kind in spec.how.layers)
+        raise UserError(f"method {spec.method!r} prunes layers of {kinds}, not {', '.join(layers)}")
     return sites

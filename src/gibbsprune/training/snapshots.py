@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from gibbsprune.training.checkpoint import write_atomic
+from ..files import make_folder, write_atomic
+from ..text import told
+from .places import Place, files
 
 COUNT = 6  # pictures, evenly spaced over the annealing
 SIDE = 32  # at most so many kernels shown in each direction
@@ -56,7 +60,7 @@ def picture(mask: torch.Tensor) -> tuple[np.ndarray, tuple[int, int]]:
     return kernels.permute(0, 2, 1, 3).reshape(rows * height, columns * width).numpy(), (height, width)
 
 
-def save_snapshot(folder: Path, masks: Mapping[str, torch.Tensor], epoch: int, beta: float) -> None:
+def save_snapshot(folder: Place, masks: Mapping[str, torch.Tensor], epoch: int, beta: float) -> None:
     """Keep the mask of the chosen layer under ``folder``; a run without masks keeps nothing."""
     layer = choose_layer(masks)
     if layer is None:
@@ -64,24 +68,27 @@ def save_snapshot(folder: Path, masks: Mapping[str, torch.Tensor], epoch: int, b
     shown, block = picture(masks[layer])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, layer=layer, epoch=epoch, beta=beta, picture=shown, block=block)
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     write_atomic(folder / f"epoch-{epoch:06d}.npz", buffer.getvalue())
 
 
-def load_snapshots(folder: Path) -> list[Snapshot]:
-    """The snapshots of a run, hottest first."""
+def load_snapshots(folder: Place) -> list[Snapshot]:
+    """The snapshots of a run, hottest first; damaged ones are left out: a picture must never cost a run."""
     found = []
-    for path in sorted(folder.glob("epoch-*.npz")):
-        with np.load(path, allow_pickle=False) as file:
-            values: dict[str, Any] = {key: file[key] for key in file.files}
-        height, width = (int(size) for size in values["block"])
-        found.append(
-            Snapshot(
-                str(values["layer"]),
-                int(values["epoch"]),
-                float(values["beta"]),
-                values["picture"],
-                (height, width),
-            )
-        )
+    for path in files(folder, "epoch-*.npz"):
+        try:
+            found.append(_read(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, MemoryError, zlib.error, BadZipFile,
+                NotImplementedError, RuntimeError) as error:  # fmt: skip
+            warnings.warn(f"{path} is damaged and not shown ({told(error)})", stacklevel=2)
     return found
+
+
+def _read(content: bytes) -> Snapshot:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        values: dict[str, Any] = {key: file[key] for key in file.files}
+    height, width = (int(size) for size in values["block"])
+    picture = np.asarray(values["picture"], dtype=bool)
+    if picture.ndim != 2 or not 0 < height <= picture.shape[0] or not 0 < width <= picture.shape[1]:
+        raise ValueError(f"a picture of shape {picture.shape} in blocks of {height} × {width}")
+    return Snapshot(str(values["layer"]), int(values["epoch"]), float(values["beta"]), picture, (height, width))

@@ -5,42 +5,38 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gibbsprune import methods
-from gibbsprune.errors import UserError
-from gibbsprune.training.recipes import RECIPES, Recipe
+from ..checks import (
+    bad,
+    check_number,
+    check_one_of,
+    check_patterns,
+    check_sparsity,
+    check_whole,
+    listed,
+    number,
+    parsed,
+)
+from ..errors import UserError
+from ..hamiltonians import Quadratic, as_hamiltonian, possible
+from ..samplers import resolve
+from ..structures import STRUCTURES, as_structure
+from . import methods
+from .recipes import RECIPES, Recipe
 
 METHODS = tuple(methods.METHODS)
-STRUCTURES = ("weight", "kernel", "filter")
 PRECISIONS = ("auto", "float32", "bfloat16")
-COUPLING = 0.01  # the c that the paper found best
-
-#: The Hamiltonians possible for each structure; the first is the default (the best one in the paper).
-HAMILTONIANS = {
-    "weight": ("square", "abs", "sign", "binary"),
-    "kernel": ("quadratic", "sign", "binary"),
-    "filter": ("quadratic", "sign", "binary"),
-}
-
-#: The samplers that can draw from each Hamiltonian's law.
-SAMPLERS = {
-    "square": ("auto", "independent", "enumeration"),
-    "abs": ("auto", "independent", "enumeration"),
-    "sign": ("auto", "independent", "enumeration"),
-    "binary": ("auto", "two_point"),
-    "quadratic": ("auto", "exact", "enumeration", "chromatic"),
-}
+COUPLING = Quadratic().coupling
 
 
 def default_recipe(data: str) -> Recipe:
     """The recipe a data set is trained with unless one is named: its own where it has one, else ``paper``."""
-    return RECIPES.get(data, RECIPES["paper"])
+    return RECIPES.get(data.partition(":heldout")[0], RECIPES["paper"])
 
 
 def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
@@ -86,46 +82,43 @@ class RunSpec:
     settings: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
-        _one_of("structure", self.structure, STRUCTURES)
-        _one_of("precision", self.precision, PRECISIONS)
+        for name in ("data", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise bad(name, getattr(self, name), "names")
+        check_one_of("method", self.method, METHODS)
+        check_one_of("structure", self.structure, STRUCTURES)
+        check_one_of("precision", self.precision, PRECISIONS)
         if self.recipe is None:
             object.__setattr__(self, "recipe", default_recipe(self.data))
         if not isinstance(self.recipe, Recipe):
-            raise UserError(f"recipe must be a Recipe, not {type(self.recipe).__name__}")
-        _whole("stretch", self.stretch, 1)
-        _whole("seed", self.seed, 0)
+            raise bad("recipe", self.recipe, "objects of the class Recipe")
+        check_whole("stretch", self.stretch)
+        check_whole("seed", self.seed, 0)
         if self.epochs is not None:
-            _whole("epochs", self.epochs, 1)
+            check_whole("epochs", self.epochs)
             object.__setattr__(self, "recipe", scale_recipe(self.recipe, self.epochs))
         object.__setattr__(self, "epochs", self.recipe.epochs)
         if self.hamiltonian is None:
-            object.__setattr__(self, "hamiltonian", HAMILTONIANS[self.structure][0])
+            object.__setattr__(self, "hamiltonian", possible(as_structure(self.structure))[0])
         for patterns in ("include", "exclude"):
-            object.__setattr__(self, patterns, _patterns(patterns, getattr(self, patterns)))
+            object.__setattr__(self, patterns, check_patterns(patterns, getattr(self, patterns)))
         self._check_method()
         self._check_law()
 
     def _check_method(self) -> None:
         """Refuse structures and settings that the method does not have, and complete its settings."""
         if self.structure not in self.how.structures and self.how.prunes:
-            raise UserError(
-                f"method {self.method!r} has no structure {self.structure!r}; it has {_listed(self.how.structures)}"
-            )
+            raise bad("structure", self.structure, f"{listed(self.how.structures)} with method {self.method!r}")
         given = dict(self.settings)
         for name in given:
             if name not in self.how.settings:
-                known = _listed(tuple(self.how.settings)) or "none"
-                raise UserError(f"method {self.method!r} has no setting {name!r}; its settings: {known}")
+                known = ", ".join(self.how.settings) or "none"
+                raise UserError(f"method {self.method!r} has no setting {name!r}: allowed are {known}")
         complete = []
         for name, setting in self.how.settings.items():
             value = given.get(name)
-            if value is not None:
-                try:
-                    value = setting.parse(value)
-                except ValueError as error:
-                    raise UserError(f"{name} is {value!r}; {error}") from None
-            complete.append((name, setting.default(self) if value is None else value))
+            chosen = setting.default(self) if value is None else parsed(name, value, setting.parse)
+            complete.append((name, chosen))
         object.__setattr__(self, "settings", tuple(complete))
         self.how.check(self)
 
@@ -141,22 +134,10 @@ class RunSpec:
     def _check_law(self) -> None:
         """Refuse a law that does not exist: which Hamiltonian, sampler, sparsity and coupling go together."""
         assert self.hamiltonian is not None
-        if self.hamiltonian not in SAMPLERS:
-            _one_of("hamiltonian", self.hamiltonian, tuple(SAMPLERS))
-        if self.hamiltonian not in HAMILTONIANS[self.structure]:
-            raise UserError(
-                f"hamiltonian {self.hamiltonian!r} is not possible for structure {self.structure!r}; "
-                f"possible are {_listed(HAMILTONIANS[self.structure])}"
-            )
-        if self.sampler not in SAMPLERS[self.hamiltonian]:
-            raise UserError(
-                f"sampler {self.sampler!r} cannot draw from hamiltonian {self.hamiltonian!r}; "
-                f"possible are {_listed(SAMPLERS[self.hamiltonian])}"
-            )
-        if not (_is_number(self.sparsity) and 0 <= self.sparsity < 1):
-            raise UserError(f"sparsity is the fraction removed and must lie in [0, 1), but {self.sparsity!r} was given")
-        if not (_is_number(self.coupling) and self.coupling > 0):
-            raise UserError(f"coupling must be a positive number, but {self.coupling!r} was given")
+        law = as_hamiltonian(self.hamiltonian, as_structure(self.structure))
+        resolve(self.sampler, law, 1)
+        check_sparsity(self.sparsity)
+        check_number("coupling", self.coupling, number(0, above=True))
 
     @property
     def phases(self) -> list[methods.Phase]:
@@ -208,7 +189,7 @@ class RunSpec:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise UserError(f"a run has no field {unknown[0]!r}; its fields are {_listed(sorted(known))}")
+            raise UserError(f"a run has no field {unknown[0]!r}: allowed are {', '.join(sorted(known))}")
         values = dict(values)
         if isinstance(values.get("recipe"), dict):
             values["recipe"] = Recipe.from_dict(values["recipe"])
@@ -216,8 +197,9 @@ class RunSpec:
 
     def name(self, with_seed: bool = True) -> str:
         """A short stable name for folders: what the run is, then what differs from the defaults."""
+        data, *held = self.data.partition(":heldout")
         parts = [
-            _slug(Path(self.data).stem if _is_path(self.data) else self.data),
+            _slug("".join([Path(data).stem if _is_path(data) else data, *held])),
             _slug(self.model),
             self.method,
         ]
@@ -274,31 +256,3 @@ def _slug(text: str) -> str:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _one_of(what: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UserError(f"unknown {what} {value!r}; it must be one of {_listed(allowed)}")
-
-
-def _whole(what: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UserError(f"{what} must be a whole number of at least {least}, but {value!r} was given")
-
-
-def _patterns(what: str, value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = (value,)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value) or not value:
-        raise UserError(f"{what} must be one or more patterns of layer names, but {value!r} was given")
-    return tuple(value)

@@ -1,0 +1,45 @@
+"""``gibbsprune train --dry-run``: what a run would do, and how long it would take."""
+
+from __future__ import annotations
+
+from gibbsprune import data
+from gibbsprune.text import clock, percent, table
+from gibbsprune.training.environment import resolve_device
+from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.folder import fleet_name
+from gibbsprune.training.spec import RunSpec
+
+
+def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
+    """Print the layers, the parameters and an estimate of the time from a few steps; nothing is written."""
+    arrays = data.load(specs[0].data)
+    fleet = Fleet(specs, arrays, device=resolve_device(device))
+    layers = [layer for layer in fleet.plan() if layer["run"] == specs[0].seed]
+    print(f"{fleet_name(specs)}")
+    print(f"data        {len(arrays.x_train):,} training and {len(arrays.x_test):,} test images")
+    parameters = sum(p.numel() for p in fleet.model(0).parameters())
+    print(f"parameters  {parameters:,}")
+    if layers:
+        weights = sum(layer["weights"] for layer in layers)
+        kept = sum(layer["kept"] * layer["weights"] // layer["neighbourhoods"] for layer in layers)
+        share = percent(1 - kept / weights)
+        print(f"pruned      {weights - kept:,} of {weights:,} weights in {len(layers)} layers ({share})")
+        rows = [
+            [
+                layer["name"],
+                layer["kind"],
+                f"{layer['weights']:,}",
+                f"{layer['neighbourhoods']:,}",
+                percent(layer["target"]),
+                f"{layer['kept']:,}",
+            ]
+            for layer in layers
+        ]
+        print()
+        print(table(["layer", "kind", "weights", "neighbourhoods", "target", "kept of them"], rows, left=2))
+        print()
+    pace = fleet.trial_steps(steps)
+    total = pace * fleet.steps_per_epoch * fleet.epochs
+    runs = "" if len(specs) == 1 else f" for {len(specs)} runs at once"
+    print(f"time        about {clock(total)}: {fleet.epochs} epochs of {fleet.steps_per_epoch} steps,")
+    print(f"            {1000 * pace:.1f} ms per step{runs} (from {steps} steps, tests not included)")

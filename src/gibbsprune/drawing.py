@@ -1,0 +1,160 @@
+"""The masks of a model's layers: in place, drawn by their laws from one random stream per device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .distributed import Whole, leave_out, rehome, reshard
+from .law import Law
+from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
+from .samplers import stream
+from .site import Site
+
+
+class Drawing:
+    """Masks over the weights of ``layers``; the model is changed in place.
+
+    Args:
+        model: the network.
+        layers: what is pruned of it, by name.
+        sites: how, by the same names.
+        pruned: the names of those that lose anything at all, now or later.
+        gradient: what reaches a masked weight (see :mod:`gibbsprune.masking`).
+        seed: of the random streams.
+        sweeps: of the chromatic sampler.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Module],
+        sites: Mapping[str, Site],
+        pruned: set[str],
+        gradient: str,
+        seed: int,
+        sweeps: int,
+    ) -> None:
+        self.model, self.layers, self.sites, self.pruned = model, dict(layers), dict(sites), pruned
+        self.gradient, self.seed, self.sweeps = gradient, seed, sweeps
+        self.generators: dict[torch.device, torch.Generator] = {}
+        self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
+        self._laws: dict[tuple[str, ...], Law] = {}
+        self.masks = {
+            name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient)  # type: ignore[arg-type]
+            for name, module in self.layers.items()
+        }
+        for name, module in self.layers.items():
+            attach(module, self.masks[name])
+            rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
+        own = ("mask", "converged", "extra")
+        leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
+
+    def check(self) -> None:
+        """Refuses layers that have been exchanged since they were masked."""
+        check_masked(self.model, self.layers, self.masks)
+
+    def set_sparsities(self, sparsities: Mapping[str, float]) -> None:
+        """Another sparsity of each layer from now on."""
+        for name, sparsity in sparsities.items():
+            site = self.sites[name].at(sparsity)
+            if site != self.sites[name]:
+                self.sites[name], self.masks[name].sparsity = site, site.sparsity
+                self.masks[name].seen.fill_(-1)  # x_cvg is another one
+        for names, law in self._laws.items():
+            law.set_sparsities([sparsities[name] for name in names])
+
+    @torch.no_grad()
+    def draw(self, beta: float, steps: int, again: bool = False) -> None:
+        """Fresh masks; ``again`` from the random numbers of the draw before, else from the stream of that step on."""
+        for names, masks in self._sampled(beta, steps, again, last=False):
+            torch._foreach_copy_([self.masks[name].mask for name in names], masks)
+            self.fill_gradients(names, beta)
+
+    @torch.no_grad()
+    def final(self, beta: float, steps: int) -> dict[str, Tensor]:
+        """The masks with which training ends, by one more draw."""
+        drawn = self._sampled(beta, steps, again=True, last=True)
+        return {name: mask for names, masks in drawn for name, mask in zip(names, masks)}
+
+    @torch.no_grad()
+    def converged(self) -> dict[str, Tensor]:
+        """x_cvg of every layer that loses anything."""
+        reshard(self.model)
+        found: dict[str, Tensor] = {}
+        for names in self.by_device():
+            found.update(zip(names, self._law(names).converged(self._weights(names))))
+        return found
+
+    def _sampled(self, beta: float, steps: int, again: bool, last: bool) -> list[tuple[tuple[str, ...], list[Tensor]]]:
+        reshard(self.model)
+        found = []
+        for names in self.by_device():
+            law, weights = self._law(names), self._weights(names)
+            device = weights.weights[0].device
+            generator = self.generator(device, steps)
+            if again and device in self.before:
+                generator.set_state(self.before[device])
+            self.before[device] = generator.get_state()
+            if beta == math.inf:
+                masks = law.converged(weights)
+            else:
+                how = law.final if last else law.draw
+                masks = how(weights, _betas(beta, device), [generator], self.sweeps)
+            found.append((names, masks))
+        return found
+
+    @torch.no_grad()
+    def fill_gradients(self, names: tuple[str, ...], beta: float) -> None:
+        """What the gradient is multiplied by beyond the mask."""
+        layers = [self.masks[name] for name in names]
+        places = [layer.extra for layer in layers if layer.extra is not None]
+        if not places:
+            return
+        if self.gradient == "straight-through":
+            torch._foreach_copy_(places, [(~layer.mask).to(place.dtype) for layer, place in zip(layers, places)])
+        elif beta < math.inf:  # where P is 0 or 1 and nothing pulls
+            torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
+        else:
+            torch._foreach_zero_(places)
+
+    def by_device(self) -> list[tuple[str, ...]]:
+        """Layers that are really pruned, together where their weights are on the same device."""
+        groups: dict[torch.device, list[str]] = {}
+        for name, module in self.layers.items():
+            if name in self.pruned:
+                groups.setdefault(stored_weight(module).device, []).append(name)
+        return [tuple(names) for names in groups.values()]
+
+    def _weights(self, names: tuple[str, ...]) -> Whole:
+        return Whole(stored_weight(self.layers[name]) for name in names)
+
+    def _law(self, names: tuple[str, ...]) -> Law:
+        if names not in self._laws:
+            self._laws[names] = Law([self.sites[name] for name in names])
+        return self._laws[names]
+
+    def generator(self, device: torch.device, steps: int) -> torch.Generator:
+        """The random stream of a device; one that begins after some steps is another one."""
+        if device not in self.generators:
+            more = [steps] if steps else []
+            self.generators[device] = stream(self.seed & (2**63 - 1), "masks", device, *more)
+        return self.generators[device]
+
+    def restart(self, seed: int | None = None) -> None:
+        """Random streams from their beginning."""
+        self.seed = self.seed if seed is None else seed
+        self.generators, self.before = {}, {}
+
+    def take_off(self, masks: Mapping[str, Tensor]) -> None:
+        """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
+        for name, module in self.layers.items():
+            burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)))
+            rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
+
+
+def _betas(beta: float, device: torch.device) -> Tensor:
+    return torch.full((1,), beta, dtype=torch.float64, device=device)

@@ -1,0 +1,88 @@
+"""A pruner's saved state, read back: everything is checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import check_sparsity, check_whole
+from .errors import UserError
+from .masking import unpack
+from .text import first_line
+
+NEEDED = ("seed", "epoch", "steps", "generators", "masks")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What :meth:`gibbsprune.GibbsPruner.state_dict` holds, for the devices and layers of this pruner."""
+
+    seed: int
+    epoch: float
+    steps: int
+    masks: dict[str, Tensor]
+    generators: dict[torch.device, Tensor]
+    before: dict[torch.device, Tensor]
+    sparsities: dict[str, float]
+
+
+def read_state(state: Any, masks: Mapping[str, Tensor], devices: Iterable[torch.device]) -> Saved:
+    """The state of a pruner of these masks; ``epoch`` is as it was saved."""
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if version != 1:
+        raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
+    if lacking := [key for key in NEEDED if key not in state]:
+        raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
+    devices = list(devices)
+    if devices and state["generators"] == {}:
+        raise UserError("the saved pruner's state lacks its random stream")
+    return Saved(
+        check_whole("the saved pruner's seed", state["seed"], None),
+        state["epoch"],
+        check_whole("the saved pruner's steps", state["steps"], 0),
+        _masks(state["masks"], masks),
+        _streams(state["generators"], devices),
+        _streams(state.get("before", {}), devices),
+        _sparsities(state.get("sparsities", {}), masks),
+    )
+
+
+def _sparsities(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of every layer, or of none where they are as in the end."""
+    if not isinstance(saved, Mapping) or (saved and set(saved) != set(masks)):
+        raise UserError("the saved pruner has sparsities of other layers than this one")
+    return {name: check_sparsity(value) for name, value in saved.items()}
+
+
+def _masks(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    given = set(saved) if isinstance(saved, Mapping) else set()
+    if given != set(masks):
+        other = ", ".join(sorted(map(str, given ^ set(masks))))
+        raise UserError(f"the saved pruner has other layers than this one: {other}")
+    for name, mask in masks.items():
+        bits = saved[name]
+        if not isinstance(bits, Tensor) or bits.dtype != torch.uint8 or bits.dim() != 1:
+            raise UserError(f"the saved mask of layer {name!r} is none")
+        if bits.numel() != (mask.numel() + 7) // 8:
+            raise UserError(f"the saved mask of layer {name!r} has another size than the layer")
+    return {name: unpack(saved[name], mask.shape) for name, mask in masks.items()}
+
+
+def _streams(saved: Any, devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:
+    """The saved stream of each device; where the model was on one other device of its kind, as on rank 0, of that."""
+    found = {}
+    try:
+        streams = {torch.device(name): state for name, state in saved.items()}
+        for device in devices:
+            alike = [state for other, state in streams.items() if other.type == device.type]
+            stream = streams.get(device, alike[0] if len(alike) == 1 else None)
+            if stream is not None:
+                found[device] = stream.cpu()
+                torch.Generator(device).set_state(found[device])
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(f"the saved pruner's random stream is damaged: {first_line(error)}") from None
+    return found

@@ -1,0 +1,83 @@
+"""A site: one weight tensor to be masked, how it is cut, by which law, how far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .checks import bad, check_sparsity
+from .errors import UserError
+from .hamiltonians import Hamiltonian, as_hamiltonian
+from .samplers import resolve
+from .structures import Structure
+from .threshold import kept_count, position
+
+
+@dataclass(frozen=True)
+class Site:
+    """One weight tensor to be masked: how it is cut, by which law, and whose β and random stream it follows."""
+
+    shape: tuple[int, ...]
+    structure: Structure
+    hamiltonian: Hamiltonian
+    sparsity: float
+    sampler: str = "auto"
+    run: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.structure.count(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self.structure.size(self.shape)
+
+    def at(self, sparsity: float) -> Site:
+        """The same site at another sparsity, none of its neighbourhoods on Q."""
+        return replace(self, sparsity=off_edge(check_sparsity(sparsity), self.count))
+
+    def checked(self) -> Site:
+        """The same site with its sampler resolved, or a sentence saying what is wrong."""
+        as_hamiltonian(self.hamiltonian, self.structure)
+        if not 0 <= self.hamiltonian.coupling < math.inf:
+            raise bad("coupling", self.hamiltonian.coupling, "numbers from 0 up")
+        check_sparsity(self.sparsity)
+        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
+
+
+def off_edge(sparsity: float, count: int) -> float:
+    """The same number of kept neighbourhoods, from a sparsity that puts none of them exactly on Q.
+
+    K is the same for all p with the same ⌊p(M − 1)⌋. Where p(M − 1) is whole, as for 16 filters at 0.8, one
+    neighbourhood would lie on Q itself, feel no field and never freeze; the middle of the interval avoids that.
+    """
+    low, fraction = position(sparsity, count)
+    return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
+
+
+def layer_site(
+    name: str,
+    shape: tuple[int, ...],
+    structure: Structure,
+    hamiltonian: Hamiltonian,
+    sparsity: float,
+    sampler: str,
+    advice: str,
+) -> Site:
+    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused.
+
+    Args:
+        name: of the layer, for the sentence.
+        shape: of its weight.
+        structure: laid out as the layer stores it.
+        hamiltonian: the energy of a mask.
+        sparsity: the fraction to remove.
+        sampler: a name of :mod:`gibbsprune.samplers`.
+        advice: what the sentence ends with.
+    """
+    count = structure.count(shape)
+    if sparsity and kept_count(sparsity, count) == 0:
+        raise UserError(
+            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
+        )
+    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()

@@ -1,0 +1,30 @@
+"""Training methods, one per file: Gibbs pruning and those that the paper compares it with."""
+
+from __future__ import annotations
+
+from ...checks import check_one_of
+from .dense import Dense
+from .filter_l1 import FilterL1
+from .gibbs import Gibbs
+from .gradual import Gradual
+from .l1 import L1
+from .lottery import Lottery
+from .magnitude import Magnitude
+from .method import Method, Phase, Rule, Setting
+from .random_mask import RandomMask
+from .reinit import Reinit
+from .targeted_dropout import TargetedDropout
+from .thinet import ThiNet
+
+__all__ = ["METHODS", "Method", "Phase", "Rule", "Setting", "method"]
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
+              Reinit(), Gradual())
+}  # fmt: skip
+
+
+def method(name: str) -> Method:
+    """The method of that name."""
+    return METHODS[check_one_of("method", name, METHODS)]

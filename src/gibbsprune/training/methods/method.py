@@ -1,0 +1,122 @@
+"""What a training method is: phases of epochs, and what is done to masks and weights between and within them.
+
+Every method goes through the same loop, alone or in a fleet, and resumes the same way. A method says
+
+- in which phases it trains, and with which learning rate;
+- what it does when a phase or an epoch begins (:class:`~gibbsprune.training.replica.Replica` is what it works on);
+- by which rule masks are drawn at every step, if they are; otherwise layers keep the mask they were given;
+- with which mask it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...checks import Parser
+from ...site import Site
+from ...structures import PRUNABLE, as_structure
+
+if TYPE_CHECKING:
+    from ..finished import Finished
+    from ..replica import Replica
+    from ..spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some epochs with a learning rate of their own; ``rate`` takes the phase's epoch, counted from 0."""
+
+    name: str
+    epochs: int
+    rate: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter of a method: how it is read, what it means, its default (of a run's spec) and its short name."""
+
+    parse: Parser
+    meaning: str
+    default: Callable[[RunSpec], Any]
+    short: str
+
+
+class Rule(Protocol):
+    """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
+
+    def draw(
+        self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
+    ) -> list[Tensor]: ...
+
+
+class Method:
+    """The defaults are those of plain training, in one phase, with masks that stay as they are."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    settings: ClassVar[dict[str, Setting]] = {}
+    #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
+    layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
+    #: The final mask: the one the layers hold, the converged mask x_cvg of the weights, or one more draw of the rule.
+    ends_with: ClassVar[Literal["held", "converged", "drawn"]] = "held"
+    #: Names of the states of the network that are put aside on the way, and kept with the finished run.
+    keeps: ClassVar[tuple[str, ...]] = ()
+    #: Whether a mask may be asked for at all.
+    prunes: ClassVar[bool] = True
+
+    def check(self, spec: RunSpec) -> None:
+        """Refuses settings that contradict each other."""
+
+    def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
+        """Refuses a finished run (setting ``from``) that this one cannot start from; ``sites`` are its own layers."""
+
+    def phases(self, spec: RunSpec) -> list[Phase]:
+        return [training(spec)]
+
+    def epochs_before(self, spec: RunSpec) -> int:
+        """Epochs of the finished run that this one continues."""
+        return 0
+
+    def structure_of(self, spec: RunSpec, layer: nn.Module) -> Any:
+        """How a layer is cut into neighbourhoods."""
+        return as_structure(spec.structure, layer)
+
+    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:
+        """How the masks of these sites are drawn at every step; None: they are held. ``specs`` are per run."""
+        return None
+
+    def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
+        """The rule's parameter (β, α) as a function of the epoch, stretching included."""
+        return lambda epoch: 0.0
+
+    def penalty(self, spec: RunSpec) -> float:
+        """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
+        return 0.0
+
+    def save_at(self, spec: RunSpec, steps: int) -> int | None:
+        """After how many steps, of ``steps`` in its first phase, the first of what the run ``keeps`` is put aside."""
+        return None
+
+    def begin_phase(self, run: Replica, phase: int) -> None:
+        """Before the first epoch of a phase; phases of no epochs count."""
+
+    def begin_epoch(self, run: Replica, epoch: int) -> None:
+        """Before every epoch, after :meth:`begin_phase`."""
+
+
+def training(spec: RunSpec) -> Phase:
+    """The whole recipe."""
+    return Phase("train", spec.recipe.total_epochs(spec.stretch),
+                 lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
+
+
+def tuning(spec: RunSpec, epochs: int, name: str = "tune") -> Phase:
+    """Fine-tuning at a constant learning rate."""
+    rate = float(spec.setting("tune_rate"))
+    return Phase(name, epochs, lambda epoch: rate)

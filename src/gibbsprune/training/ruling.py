@@ -1,0 +1,84 @@
+"""Which masks the layers have, as their runs' methods say: drawn at every step, held, and with which they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..lanes import Lanes
+from ..law import Law
+from ..samplers import stream
+from .masked import MaskedNetwork
+from .methods import Rule
+from .spec import RunSpec
+
+
+class Masks:
+    """``held`` are the masks that methods have given to sites; ``betas`` the runs' levels (β, α) on the device."""
+
+    def __init__(self, specs: Sequence[RunSpec], network: MaskedNetwork, device: torch.device) -> None:
+        self.network, self.device, self.lanes = network, device, Lanes()
+        self.streams = [stream(spec.seed, "masks", device) for spec in specs]
+        sites = [site for _, _, site in network.sites]
+        self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
+        self.rules: list[tuple[Rule, list[int]]] = []
+        for how in dict.fromkeys(spec.how for spec in specs):
+            mine = [i for i, site in enumerate(sites) if specs[site.run].how is how and site.sparsity > 0]
+            if mine and (rule := how.rule([sites[i] for i in mine], specs, device)) is not None:
+                self.rules.append((rule, mine))
+        self.limited = [i for i, site in enumerate(sites) if specs[site.run].how.ends_with != "held"]
+        self.limit = Law([sites[i] for i in self.limited])
+        self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
+        self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
+
+    def set_levels(self, epoch: int) -> list[float]:
+        """The runs' levels in an epoch."""
+        values = [level(epoch) for level in self.levels]
+        self.betas.copy_(torch.tensor(values, dtype=torch.float64))
+        return values
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """A fresh mask for every layer whose method draws one; the others keep theirs."""
+        weights, views = self.network.weights(), self.network.mask_views()
+        jobs = [
+            partial(rule.draw, [weights[i] for i in places], self.betas, self.streams) for rule, places in self.rules
+        ]
+        for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
+            torch._foreach_copy_([views[i] for i in places], drawn)
+
+    @torch.no_grad()
+    def limits(self) -> list[Tensor]:
+        """The masks with which the runs would end now, but for a last draw: converged ones, or those held."""
+        masks, weights = list(self.held), self.network.weights()
+        for i, mask in zip(self.limited, self.limit.converged([weights[i] for i in self.limited])):
+            masks[i] = mask
+        return masks
+
+    @torch.no_grad()
+    def final(self) -> list[Tensor]:
+        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
+        masks, weights = self.limits(), self.network.weights()
+        for rule, places in self.rules:
+            if isinstance(rule, Law):
+                for i, mask in zip(places, rule.final([weights[i] for i in places], self.betas, self.streams)):
+                    masks[i] = mask
+        return masks
+
+    @torch.no_grad()
+    def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
+        """Per run, the share of weights on which two sets of masks are equal."""
+        runs = self.network.runs
+        same, total = torch.zeros(runs, dtype=torch.int64, device=self.device), [0] * runs
+        for (_, k, _), a, b in zip(self.network.sites, masks, others):
+            same[k] += (a == b).sum()
+            total[k] += a.numel()
+        return [s / t if t else 1.0 for s, t in zip(same.tolist(), total)]
+
+    def remembered(self) -> list[Tensor]:
+        """The held masks that a checkpoint must hold: the others follow from the weights."""
+        drawn = set(self.limited)
+        return [mask for i, mask in enumerate(self.held) if i not in drawn]

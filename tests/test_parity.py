@@ -1,0 +1,104 @@
+"""One meaning of Gibbs pruning: a plain loop with a pruner does what a fleet does, and both choose alike by default."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gibbsprune as gp
+import own_networks
+from gibbsprune.data import load
+from gibbsprune.hamiltonians import HAMILTONIANS, possible
+from gibbsprune.models import build
+from gibbsprune.structures import STRUCTURES, as_structure
+from gibbsprune.training.fleet import Fleet
+from gibbsprune.training.network import new_model
+from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training.sites import run_sites
+from gibbsprune.training.spec import RunSpec
+
+STEPS = 20
+#: Epochs of seven steps, so that β changes twice. A product with a power of two is exact, so that torch's optimiser and
+#: the fleet's, which multiply and add in another order, round alike.
+RECIPE = RECIPES["digits"].replace(
+    batch=200, epochs=4, anneal_epochs=None, optimizer="sgd", lr=0.125, momentum=0.5, weight_decay=2.0**-10,
+    lr_schedule="steps", milestones=[1], gamma=0.5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, digits):
+    spec = RunSpec(model="resnet8", structure=structure, sparsity=0.8, recipe=RECIPE, seed=3, precision="float32")
+    fleet, other = Fleet([spec], digits), Fleet([spec], digits)
+    (engine,), (source,) = fleet.engines, other.engines
+    model = new_model(spec, digits).train()
+    pruner = gp.GibbsPruner(model, spec.sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs)
+    decayed = [p for p in model.parameters() if p.dim() == 4]
+    rest = [p for p in model.parameters() if p.dim() != 4]
+    groups = [{"params": decayed, "weight_decay": RECIPE.weight_decay}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=RECIPE.lr, momentum=RECIPE.momentum, nesterov=RECIPE.nesterov)
+    steps, per_epoch = 0, fleet.steps_per_epoch
+    while steps < STEPS:
+        epoch = steps // per_epoch
+        for each in (engine, source):
+            each.begin_epoch(epoch)
+        pruner.set_epoch(epoch)
+        assert pruner.beta == engine.beta_values[0]
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(epoch)
+        for _ in range(per_epoch):
+            x, y = source.batches.next()
+            engine.advance()
+            for name, mask in fleet.masks(0).items():
+                assert torch.equal(pruner.masks[name].mask, mask), (steps, name)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y[:, 0]).backward()
+            optimizer.step()
+            trained = engine.network.run_state(0)
+            for name, value in model.state_dict().items():
+                if "mask" not in name and "num_batches" not in name:
+                    plain = name.replace("parametrizations.weight.original", "weight")
+                    assert torch.equal(value, trained[plain]), (steps, name)
+            pruner.step()
+            steps += 1
+    fleet.epoch = 1 + epoch
+    agreement = fleet.finish()[0]["agreement"]
+    assert agreement < 1 or structure == "filter", "nothing was left to chance"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the masks have not converged
+        pruned = pruner.finalize(draw="sample")
+    for name, mask in fleet.final[0].items():
+        assert torch.equal(pruned.get_submodule(name).weight != 0, mask), name
+
+
+NETWORKS = {
+    "resnet20": lambda: build("resnet20", 10, 3),
+    "resnet8": lambda: build("resnet8", 10, 1),
+    "smooth": lambda: own_networks.smooth(10, 3),
+    "perceptron": lambda: own_networks.perceptron(10),
+    "one convolution": lambda: own_networks.one_convolution(10, 1),
+    "dropping": lambda: own_networks.dropping(10, 1),
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_layers_laws_and_schedules_are_the_same_by_default(network, structure):
+    for name in (None, *possible(as_structure(structure))):
+        spec = RunSpec(structure=structure, hamiltonian=name, sparsity=0.5, epochs=30)
+        model = NETWORKS[network]()
+        sites = run_sites(spec, model)
+        beta = spec.how.level(spec, list(sites.values()))
+        pruner = gp.GibbsPruner(model, spec.sparsity, structure, name, epochs=spec.epochs)
+        assert list(pruner.masks) == list(sites)
+        assert {site.hamiltonian for site in sites.values()} == {pruner.hamiltonian}
+        assert [beta(epoch) for epoch in range(40)] == [pruner.schedule(epoch) for epoch in range(40)]
+    assert HAMILTONIANS["binary"] == gp.Binary("offset")

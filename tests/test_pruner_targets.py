@@ -1,0 +1,198 @@
+"""The pruner with sparsities that rise, budgets, relative temperatures, and gradients beyond the mask."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gibbsprune as gp
+from gibbsprune.masking import stored_weight
+from gibbsprune.threshold import kept_count
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    body = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*body, nn.Conv2d(12, 12, 3, padding=1), nn.Flatten(), nn.Linear(192, 40), nn.Linear(40, 10))
+
+
+def data(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(16, 3, 8, 8, generator=generator), torch.randint(10, (16,), generator=generator)
+
+
+def masks(pruner: gp.GibbsPruner) -> Tensor:
+    return torch.cat([layer.mask.flatten() for layer in pruner.masks.values()])
+
+
+def train(model: nn.Module, pruner: gp.GibbsPruner, epochs: int, steps: int = 3, rate: float = 0.05) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    for epoch in range(epochs):
+        pruner.set_epoch(epoch)
+        for step in range(steps):
+            x, y = data(steps * epoch + step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            pruner.step()
+
+
+def test_zero_temperature_with_a_cubic_ramp_is_gradual_pruning() -> None:
+    """Zhu & Gupta: before every epoch the mask of the largest weights at s(t) = p(1 − (1 − t)³), from all weights."""
+    model, epochs, final = network(), 6, 0.9
+    ramp = gp.CubicSchedule(0.0, final, epochs=4)
+    pruner = gp.GibbsPruner(model, ramp, schedule=gp.ConstantSchedule(math.inf), epochs=epochs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for epoch in range(epochs):
+        pruner.set_epoch(epoch)
+        sparsity = final * (1 - (1 - min(1.0, epoch / 4)) ** 3)
+        for name, layer in pruner.masks.items():
+            weight = stored_weight(model.get_submodule(name)).detach()
+            assert int(layer.mask.sum()) == kept_count(sparsity, weight.numel())
+            kept, lost = weight[layer.mask].abs(), weight[~layer.mask].abs()
+            assert not len(lost) or lost.max() <= kept.min()
+        x, y = data(epoch)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pruner.step()
+    assert pruner.agreement() == 1.0
+
+
+def test_a_rising_sparsity_begins_with_all_weights_and_ends_as_asked() -> None:
+    model = network()
+    law = gp.Linear("square", relative=True)
+    pruner = gp.GibbsPruner(model, gp.CubicSchedule(0.0, 0.9, epochs=4), hamiltonian=law, epochs=8)
+    assert bool(masks(pruner).all())
+    pruner.set_epoch(2)
+    assert 0.1 < float(masks(pruner).float().mean()) < 0.4
+    train(model, pruner, 8)
+    assert pruner.agreement() >= 0.999
+    pruner.finalize("converged")
+    assert pruner.summary().layers[0].achieved == pytest.approx(0.9, abs=0.01)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "global", "lamp", "erk"])
+def test_a_budget_is_kept_by_all_layers_together(allocation: str) -> None:
+    model = network()
+    with torch.no_grad():
+        model[2].weight.mul_(5)  # type: ignore[union-attr]
+    budget = gp.Budget(gp.CubicSchedule(0.0, 0.9, epochs=3), allocation=allocation)
+    pruner = gp.GibbsPruner(model, budget, hamiltonian=gp.Linear("square", relative=True), epochs=6)
+    train(model, pruner, 6)
+    pruner.finalize("converged")
+    layers = pruner.summary().layers
+    zeros = sum(layer.achieved * layer.weights for layer in layers)
+    assert zeros / sum(layer.weights for layer in layers) == pytest.approx(0.9, abs=0.01)
+    rates = [layer.achieved for layer in layers]
+    if allocation == "uniform":
+        assert max(rates) - min(rates) < 0.01
+    else:
+        assert max(rates) - min(rates) > 0.02
+    if allocation == "global":
+        assert rates[0] == min(rates)  # the layer with the large weights
+
+
+def test_a_budget_of_multiply_adds_spares_what_is_cheap() -> None:
+    x = torch.zeros(2, 3, 8, 8)
+    by_weights = gp.GibbsPruner(network(), gp.Budget(0.8), schedule=gp.ConstantSchedule(math.inf))
+    by_macs = gp.GibbsPruner(network(), gp.Budget(macs=0.8), schedule=gp.ConstantSchedule(math.inf), example_inputs=x)
+    first, second = (p.summary().layers for p in (by_weights, by_macs))
+    assert second[0].target > first[0].target  # a convolution at 64 places
+    assert second[-1].target < first[-1].target  # a Linear
+    with pytest.raises(gp.UserError, match="example_inputs is None"):
+        gp.GibbsPruner(network(), gp.Budget(macs=0.5))
+
+
+def test_filters_in_eights() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Conv2d(16, 64, 3), nn.Conv2d(64, 32, 3), nn.Flatten(), nn.Linear(32, 4)
+    )
+    pruner = gp.GibbsPruner(model, gp.Budget(0.5, round_to=8), "filter")
+    pruner.finalize("converged")
+    alive = [int((model[i].weight.flatten(1) != 0).any(1).sum()) for i in (1, 2)]  # type: ignore[union-attr]
+    assert all(count % 8 == 0 and count for count in alive)
+
+
+@pytest.mark.parametrize("kind", ["square", "abs", "sign"])
+def test_gradients_beyond_the_mask(kind: str) -> None:
+    """Straight through: the gradient at the masked weights, for all. Law: g·x + g·w ∂P/∂w, by autograd through P."""
+    x, y = data()
+    grads: dict[str, Tensor] = {}
+    for gradient in ("masked", "straight-through", "law"):
+        model = network(3)
+        pruner = gp.GibbsPruner(
+            model, 0.6, hamiltonian=gp.Linear(kind, relative=True), schedule=gp.ConstantSchedule(2.0), gradient=gradient
+        )
+        layer, stored = model[2], stored_weight(model[2])
+        effective = layer.weight
+        plain = copy.deepcopy(network(3))
+        for name in pruner.masks:  # the same network with the masked weights as they are
+            plain.get_submodule(name).weight.data.copy_(model.get_submodule(name).weight)  # type: ignore[union-attr,operator,arg-type]
+        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(plain(x), y).backward()
+        assert stored.grad is not None
+        grads[gradient] = stored.grad
+        g, mask, w = plain[2].weight.grad, pruner.masks["2"].mask, stored.detach()
+        assert isinstance(g, Tensor)
+        assert torch.equal(effective, w * mask)
+        if gradient == "masked":
+            wanted = g * mask
+        elif gradient == "straight-through":
+            wanted = g
+        else:
+            leaf = w.double().clone().requires_grad_()
+            q = float(gp.threshold(w, pruner._drawing.sites["2"].sparsity))
+            field = {"square": 1 - leaf**2 / q, "abs": 1 - leaf.abs() / math.sqrt(q), "sign": (q - leaf**2).sign()}[
+                kind
+            ]
+            (-4.0 * field).sigmoid().sum().backward()
+            wanted = g * mask + g * (w * leaf.grad).float()
+        torch.testing.assert_close(stored.grad, wanted, rtol=2e-4, atol=1e-7)
+    if kind == "sign":
+        assert torch.equal(grads["law"], grads["masked"])
+
+
+def test_the_gradient_of_a_law_needs_independent_weights() -> None:
+    with pytest.raises(gp.UserError, match="gradient is 'law'"):
+        gp.GibbsPruner(network(), 0.5, "filter", gradient="law")
+    with pytest.raises(gp.UserError, match="gradient is 'all'"):
+        gp.GibbsPruner(network(), 0.5, gradient="all")
+
+
+@pytest.mark.parametrize("sparsity", [gp.CubicSchedule(0.0, 0.9, 6), gp.Budget(gp.CubicSchedule(0.0, 0.9, 6))])
+def test_a_pruner_with_rising_sparsity_resumes_bit_for_bit(sparsity: object) -> None:
+    def start() -> tuple[nn.Module, gp.GibbsPruner]:
+        model = network(5)
+        law = gp.Linear("square", relative=True)
+        return model, gp.GibbsPruner(model, sparsity, hamiltonian=law, gradient="straight-through", epochs=8)  # type: ignore[arg-type]
+
+    model, pruner = start()
+    train(model, pruner, 4)
+    other, resumed = start()
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(pruner.state_dict())
+    assert torch.equal(masks(pruner), masks(resumed))
+    for _ in range(3):
+        pruner.step()
+        resumed.step()
+        assert torch.equal(masks(pruner), masks(resumed))
+    assert torch.equal(model.eval()(data()[0]), other.eval()(data()[0]))
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_relative_laws_freeze_whatever_the_scale_of_the_weights(structure: str, scale: float) -> None:
+    model = network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    law = gp.Linear("square", relative=True) if structure == "weight" else gp.Quadratic(1.0, relative=True)
+    pruner = gp.GibbsPruner(model, gp.CubicSchedule(0.0, 0.75, 5), structure, law, epochs=10)
+    train(model, pruner, 10, steps=1, rate=1e-3)
+    assert pruner.agreement() >= 0.999
