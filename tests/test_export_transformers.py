@@ -15,6 +15,7 @@ from gibbsprune import GibbsPruner, compact
 from gibbsprune.export.aten import plain_eval
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.export.equality import difference
+from gibbsprune.selection import leaving
 
 transformers: Any = pytest.importorskip("transformers")
 WORDS = 40
@@ -212,7 +213,8 @@ def pruned(name: str, structure: str) -> tuple[nn.Module, dict[str, Tensor]]:
                 kept = layer.weight.shape[1:] if structure == "filter" else layer.weight.shape
                 layer.weight.data *= torch.rand(kept, generator=torch.Generator().manual_seed(0)) > 0.6
         return model, inputs
-    return GibbsPruner(model, 0.6, structure=structure, exclude=EXCLUDED.get(name)).finalize("converged").eval(), inputs
+    pruner = GibbsPruner(model, 0.6, structure=structure, exclude=EXCLUDED.get(name), example_inputs=inputs)
+    return pruner.finalize("converged").eval(), inputs
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -232,6 +234,19 @@ def test_filters(name: str) -> None:
     assert after == found.parameters_after < found.parameters_before
     assert after <= 1.15 * live or found.left, (after, live)
     assert math.isfinite(found.difference)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [
+        ("segformer", {"decode_head.classifier"}),
+        ("detr", {"class_labels_classifier", "bbox_predictor.layers.2"}),
+        ("llama", {"lm_head"}),
+    ],
+)
+def test_outputs_are_spared(name: str, outputs: set[str]) -> None:
+    model, inputs = made(name)
+    assert outputs <= leaving(model, inputs)
 
 
 @pytest.mark.parametrize("name", ["regnet", "vit", "gpt2", "llama"])

@@ -69,7 +69,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
             (see :mod:`gibbsprune.masking`).
-        example_inputs: a tensor or a tuple of the model's inputs, for a budget of multiply-adds.
+        example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
+            network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
@@ -97,7 +98,7 @@ class GibbsPruner:
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
-        self._layers, self._skipped = select(model, kind, include, exclude)
+        self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._plan.at(math.inf, lambda: self._means(kind))
         sites = {name: self._site(name, kind, sampler) for name in self._layers}
