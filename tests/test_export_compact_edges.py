@@ -82,7 +82,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: two(lambda n, x: n.b(n.t(n.a(x))), t=nn.ConvTranspose2d(8, 8, 3, 2, 1, 1, dilation=2)),
         "",
     ),
-    "groups": (lambda: two(lambda n, x: n.b(F.relu(n.g(n.a(x)))), 16, g=conv(8, 16, 5, groups=4, stride=2)), ""),
+    "groups": (
+        lambda: two(lambda n, x: n.b(F.relu(n.g(n.a(x)))), 16, g=conv(8, 16, 5, groups=4, stride=2)),
+        "its groups keep different numbers",
+    ),
     "shuffled": (lambda: two(shuffled), ""),
     "gated": (lambda: two(gated, 4), "more than once"),
     "alpha": (lambda: two(lambda n, x: torch.add(n.a(x), n.b(x), alpha=2), 3), ""),

@@ -30,6 +30,7 @@ def chosen(model, structure=None, **rules):
 def test_first_convolution_norms_embeddings_and_biases_are_left_out():
     for structure in (gp.Weight(), gp.Kernel(), gp.Filter()):
         with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             layers, skipped = select(Net(), structure)
         assert len(told) == (structure.name == "filter"), "it has no forward, so that its output is assumed"
         assert list(layers) == ["stage.0", "stage.1", "hidden"]

@@ -25,7 +25,7 @@ from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
 from .site import Site, layer_site
 from .structures import Structure, as_structure
-from .summary import LayerSummary, Summary
+from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
 
 
@@ -261,7 +261,10 @@ class GibbsPruner:
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
             layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
-        return Summary(self._drawing.sites[layers[0].name].structure.name, layers, dict(self._skipped))
+        kind = self._drawing.sites[layers[0].name].structure.name
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        others = other_weights(self.model, {*self._layers, *self._skipped})
+        return Summary(kind, layers, dict(self._skipped), total, others)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""
