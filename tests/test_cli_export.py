@@ -180,7 +180,7 @@ def test_python_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(UserError, match="ONNX Runtime does not take the exported model"):
         export_onnx(copy.deepcopy(model).bfloat16(), x.bfloat16(), tmp_path / "brain.onnx")
     for function in (export_onnx, export_pt2):
-        with pytest.raises(UserError, match="example_inputs are None; allowed are a tensor, or a list of"):
+        with pytest.raises(UserError, match="example_inputs are None: allowed are a tensor, a list or a dict of"):
             function(model, None, tmp_path / "none")
     with pytest.raises(UserError, match="float32 and float16"):
         export_onnx(model, x, tmp_path / "net.onnx", "int4")

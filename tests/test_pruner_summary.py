@@ -40,6 +40,22 @@ def test_it_prints_as_a_table():
     ]
 
 
+def test_it_tells_how_much_of_the_network_it_covers():
+    model = nn.Sequential(nn.Linear(4, 6), nn.LSTM(6, 8), nn.Bilinear(2, 2, 2))
+    model.add_module("last", nn.Linear(8, 3))
+    summary = gp.GibbsPruner(model, sparsity=0.5, include="0").summary()
+    total = sum(p.numel() for p in model.parameters())
+    assert summary.coverage == 24 / total
+    assert summary.others == {"1.weight_ih_l0": "LSTM", "1.weight_hh_l0": "LSTM", "2.weight": "Bilinear"}
+    text = str(summary).splitlines()
+    assert f"covers 24 of {total} parameters ({2400 / total:.1f} %, less than half)" in text
+    assert "not prunable: 1.weight_ih_l0 (of LSTM)" in text
+    whole = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter").summary()
+    assert whole.others == {}
+    assert 0.5 < whole.coverage < 1
+    assert "less than half" not in str(whole)
+
+
 def test_after_finalize_it_counts_zeros():
     model = small_net()
     pruner = gp.GibbsPruner(model, sparsity={"1": 0.5, "3": 0.0}, structure="filter")

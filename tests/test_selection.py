@@ -1,6 +1,7 @@
 """Which layers are pruned: defaults, rules, and refusals."""
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -28,7 +29,10 @@ def chosen(model, structure=None, **rules):
 
 def test_first_convolution_norms_embeddings_and_biases_are_left_out():
     for structure in (gp.Weight(), gp.Kernel(), gp.Filter()):
-        layers, skipped = select(Net(), structure)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            layers, skipped = select(Net(), structure)
+        assert len(told) == (structure.name == "filter"), "it has no forward, so that its output is assumed"
         assert list(layers) == ["stage.0", "stage.1", "hidden"]
         assert skipped == {"head": "its outputs leave the network", "stem": "first convolution"}
 
@@ -85,6 +89,31 @@ def test_a_network_that_cannot_be_traced_ends_with_the_layer_defined_last():
             return self[0](x) if x.sum() > 0 else self[1](x)
 
     assert leaving(Deciding(nn.Linear(2, 2), nn.Linear(2, 2))) == {"1"}
+
+
+class Sized(nn.Module):
+    """A head that is defined first, in code that cannot be traced without inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 3)])
+        self.body = nn.Linear(3, 4)
+
+    def forward(self, x, **options):
+        if x.shape[1] != 3:
+            raise ValueError("three features")
+        x = self.body(x).relu()
+        return [head(x).softmax(1) for head in self.heads]
+
+
+def test_with_example_inputs_outputs_are_found_where_code_cannot_be_traced():
+    model = Sized()
+    for inputs in (torch.ones(2, 3), [torch.ones(2, 3)], {"x": torch.ones(2, 3)}):
+        assert leaving(model, inputs) == {"heads.0", "heads.1"}
+    assert model.training
+    assert list(select(model, gp.Filter(), examples=torch.ones(2, 3))[0]) == ["body"]
+    with pytest.warns(UserWarning, match="its last layer, body, is taken for its only output"):
+        select(model, gp.Filter())
 
 
 def test_tracing_lets_other_threads_work():

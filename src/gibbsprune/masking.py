@@ -195,13 +195,15 @@ def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mappi
             )
 
 
-def check_plain(model: nn.Module, purpose: str) -> None:
-    """Refuses a model with masks, or other parametrisations, still in place."""
+def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> None:
+    """Refuses a model with masks still in place, or with other parametrisations unless ``transformed`` allows them."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             parts = [part for chain in cast(nn.ModuleDict, module.parametrizations).values() for part in chain]  # type: ignore[attr-defined]
             if any(isinstance(part, Masked) for part in parts):
                 raise UserError(f"the model still carries masks: finalize it before {purpose}")
+            if transformed:
+                continue
             raise UserError(
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
                 f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"

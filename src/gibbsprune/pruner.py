@@ -25,7 +25,7 @@ from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
 from .site import Site, check_gradient, layer_site
 from .structures import Structure, as_structure
-from .summary import LayerSummary, Summary
+from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
 
 
@@ -60,7 +60,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
             (see :mod:`gibbsprune.masking`).
-        example_inputs: a tensor or a tuple of the model's inputs, for a budget of multiply-adds.
+        example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
+            network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
@@ -88,7 +89,7 @@ class GibbsPruner:
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = as_structure(structure)
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
-        self._layers, self._skipped = select(model, kind, include, exclude)
+        self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._plan.at(math.inf, lambda: self._means(kind))
         sites = {name: self._site(name, kind, sampler) for name in self._layers}
@@ -251,7 +252,10 @@ class GibbsPruner:
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
             layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
-        return Summary(self._drawing.sites[layers[0].name].structure.name, layers, dict(self._skipped))
+        kind = self._drawing.sites[layers[0].name].structure.name
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        others = other_weights(self.model, {*self._layers, *self._skipped})
+        return Summary(kind, layers, dict(self._skipped), total, others)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

@@ -24,6 +24,7 @@ Sparsity = float | Mapping[str, float] | Callable[[str], float]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MIXING = ("linear", "addmm", "matmul", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 CONVOLUTIONS = tuple(kind for kind in PRUNABLE if kind is not nn.Linear)
 
 
@@ -81,6 +82,12 @@ def spared(
         examples: inputs of the model, for :func:`leaving`.
     """
     outputs = leaving(model, examples)
+    if structure.name == "filter" and _leaving(model, examples) is None:
+        warnings.warn(
+            f"the network has no graph, so its last layer, {', '.join(outputs)}, is taken for its only output: give "
+            "example_inputs, or name the layers of other outputs in exclude",
+            stacklevel=4,
+        )
     convolutions = [name for name, module in candidates.items() if isinstance(module, CONVOLUTIONS)]
     reasons = {
         "its outputs leave the network": sorted(outputs),
@@ -103,9 +110,22 @@ def _projects(convolution: Any) -> bool:
 def leaving(model: nn.Module, examples: Any = None) -> set[str]:
     """The names of the convolutions and Linears whose outputs leave the network, but for what has no such weights.
 
-    They are found in the graph of the network, where its own code can be traced; otherwise the one that was defined
-    last is taken for the output. ``examples`` are inputs, for ways of tracing that need them; this one does not.
+    They are found in the graph of the network: by torch.export where ``examples`` of its inputs are given, otherwise by
+    tracing its own code. Where neither can be, the layer that was defined last is taken for the output.
+
+    Args:
+        model: the network.
+        examples: a tensor, a sequence of the arguments of ``forward``, or a dict of named ones.
     """
+    names = [name for name, module in model.named_modules() if isinstance(module, PRUNABLE)]
+    found = _leaving(model, examples)
+    return set(names[-1:]) if found is None else found & set(names)
+
+
+def _leaving(model: nn.Module, examples: Any) -> set[str] | None:
+    """The layers that are found to leave the network; None where there is no graph of it."""
+    if examples is not None and (exported := _exported(model, examples)) is not None:
+        return exported
     names = {module: name for name, module in model.named_modules() if isinstance(module, PRUNABLE)}
     before = [(module, dict(module.__dict__)) for module in model.modules()]
     try:
@@ -113,7 +133,7 @@ def leaving(model: nn.Module, examples: Any = None) -> set[str]:
             warnings.simplefilter("ignore")
             graph = _Layers().trace(model)
     except Exception:  # whatever the network's own code does with what is no tensor
-        return set(list(names.values())[-1:])
+        return None
     finally:
         for module, attributes in before:  # what the code has put aside meanwhile
             module.__dict__.clear()
@@ -131,6 +151,42 @@ def leaving(model: nn.Module, examples: Any = None) -> set[str]:
         inner = [names[part] for part in parts if part in names]
         found.update(inner[-1:])
         reached.update([] if inner else node.all_input_nodes)
+    return found
+
+
+def _exported(model: nn.Module, examples: Any) -> set[str] | None:
+    """The modules whose weights give the outputs, on the graph of torch.export; None where there is none."""
+    args, kwargs = (), {}
+    if isinstance(examples, Mapping):
+        kwargs = dict(examples)
+    else:
+        args = (examples,) if isinstance(examples, torch.Tensor) else tuple(examples)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model.eval(), args, kwargs, strict=False)
+    except Exception:  # of the network's own code or of the exporter's many steps
+        return None
+    finally:
+        for module, training in modes:
+            module.training = training
+    weights = program.graph_signature.inputs_to_parameters
+    found: set[str] = set()
+    reached = {node for node in program.graph.nodes if node.op == "output"}
+    for node in reversed(program.graph.nodes):
+        if node not in reached:
+            continue
+        matrices = [
+            weights[part.name]
+            for part in node.all_input_nodes
+            if part.name in weights and part.meta["val"].dim() > 1 and len(node.all_input_nodes) > 1
+        ]
+        mixes = str(node.target).split(".")[:2] in [["aten", name] for name in MIXING]
+        if matrices and mixes:
+            found.add(matrices[0].rpartition(".")[0])
+        else:
+            reached.update(node.all_input_nodes)
     return found
 
 

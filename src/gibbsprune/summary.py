@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import nn
 
 from .text import columns
 
@@ -27,11 +29,17 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """All layers; ``print(summary)`` shows a table."""
+    """All layers; ``print(summary)`` shows a table.
+
+    ``parameters`` counts those of the whole network, and ``others`` are its weights that no structure knows, with the
+    kind of their module.
+    """
 
     structure: str
     layers: list[LayerSummary]
     skipped: dict[str, str]
+    parameters: int = 0
+    others: dict[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -41,6 +49,11 @@ class Summary:
     def achieved(self) -> float:
         """Sparsity over all pruned layers together."""
         return sum(layer.weights * layer.achieved for layer in self.layers) / self.weights
+
+    @property
+    def coverage(self) -> float:
+        """The share of the network's parameters that lie in pruned layers."""
+        return self.weights / self.parameters if self.parameters else 1.0
 
     def __str__(self) -> str:
         plural = f"{self.structure}s"
@@ -61,4 +74,20 @@ class Summary:
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
         left = [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
+        left += [f"not prunable: {name} (of {kind})" for name, kind in self.others.items()]
+        if self.parameters:
+            few = "" if self.coverage >= 0.5 else ", less than half"
+            share = f"covers {self.weights} of {self.parameters} parameters ({100 * self.coverage:.1f} %{few})"
+            left.insert(0, share)
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
+
+
+def other_weights(model: nn.Module, known: set[str]) -> dict[str, str]:
+    """The parameters of two dimensions or more outside the ``known`` layers, with the kind of their module."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        before, parametrised, _ = name.partition(".parametrizations.")
+        layer = before if parametrised else name.rpartition(".")[0]
+        if parameter.dim() > 1 and layer not in known:
+            found[name] = type(model.get_submodule(layer)).__name__
+    return found

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from gibbsprune.errors import UserError
+from gibbsprune.export.aten import arguments, capture
+from gibbsprune.export.equality import difference
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
+from gibbsprune.export.parts import as_modules
 from gibbsprune.export.reuse import last_reader, reuse_memory
 from gibbsprune.export.sites import Site, move_borders, site_at
-from gibbsprune.export.tracing import as_inputs, difference, traced
 from gibbsprune.masking import check_plain
 
 Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock
@@ -80,7 +82,7 @@ def accelerate(
         raise UserError(f"'{elsewhere[0]}' is not on the CPU; accelerate works on CPU models only.")
     if rounds < 1:
         raise UserError(f"rounds is {rounds}; it must be at least 1.")
-    inputs = as_inputs(example_inputs)  # copied for every call: the model may overwrite them
+    inputs, _ = arguments(example_inputs)  # copied for every call: the model may overwrite them
     original = copy.deepcopy(model).eval().requires_grad_(False)
     with torch.no_grad():
         expected = original(*copy.deepcopy(inputs))
@@ -89,7 +91,7 @@ def accelerate(
             try:
                 graphs[name] = _graph(original, inputs, name)
             except Exception as error:  # of the model's own code, at a symbolic tensor or at one in another order
-                note = note or f"it cannot be traced ({str(error).strip().partition(chr(10))[0]})"
+                note = note or str(error).strip().partition(chr(10))[0]
         if not graphs:
             alone = timed({"": original}, inputs, rounds, clock)[""]
             return _reported(original, AccelerateReport(alone, alone, "contiguous", note=note))
@@ -148,7 +150,9 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], memory_format: str) -> fx.
     root = copy.deepcopy(model)
     if memory_format != "contiguous":
         root = root.to(memory_format=FORMATS[memory_format])  # type: ignore[call-overload]
-    return traced(root, _in_format(inputs, memory_format))
+    module = capture(root, _in_format(inputs, memory_format))
+    as_modules(module)
+    return module
 
 
 def _in_format(inputs: tuple[Any, ...], memory_format: str) -> tuple[Any, ...]:

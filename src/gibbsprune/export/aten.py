@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import operator
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
 
@@ -72,7 +75,7 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, Mapping) and example_inputs:
         return (), {str(name): value for name, value in example_inputs.items()}
     raise UserError(
-        f"example_inputs are {example_inputs!r}; allowed are a tensor, a list or a dict of forward's arguments."
+        f"example_inputs are {example_inputs!r}: allowed are a tensor, a list or a dict of forward's arguments"
     )
 
 
@@ -83,7 +86,7 @@ def capture(model: nn.Module, example_inputs: Any) -> fx.GraphModule:
     Models with a cache for generation (``config.use_cache``) are captured without it.
     """
     args, kwargs = arguments(example_inputs)
-    with _plain_eval(model), torch.no_grad():
+    with plain_eval(model), torch.no_grad():
         try:
             program = _export(model, args, kwargs)
         except Exception as error:  # whatever the model's own code or the exporter's many steps raise
@@ -98,8 +101,10 @@ def capture(model: nn.Module, example_inputs: Any) -> fx.GraphModule:
         unlifted = _module(program)
     graph = unlifted.graph
     _one_form(graph)
+    if not any(isinstance(value, (tuple, list, Mapping)) for value in (*args, *kwargs.values())):
+        _plain_signature(graph)
     module = fx.GraphModule(unlifted, graph)
-    _drop_unread(module)
+    drop_unread(module)
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         _share(module, name, tensor)
     return module.eval()
@@ -111,8 +116,9 @@ def attribute(module: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:
-    """The sizes of a node's tensor at the example inputs; empty where it is not a tensor."""
+    """The sizes of a node's (first) tensor at the example inputs; empty where it is not a tensor."""
     value = node.meta.get("val")
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
     return tuple(_hint(size) for size in value.shape) if isinstance(value, Tensor) else ()
 
 
@@ -138,7 +144,7 @@ def _hint(size: Any) -> int:
 
 
 @contextlib.contextmanager
-def _plain_eval(model: nn.Module) -> Iterator[None]:
+def plain_eval(model: nn.Module) -> Iterator[None]:
     """Eval mode, without caches, fused encoder layers and the exporter's remarks; everything restored at the end."""
     modes = [(module, module.training) for module in model.modules()]
     holders = [getattr(module, "config", None) for module in model.modules()]
@@ -194,8 +200,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _picky(guard: str) -> bool:
     """Whether the model took one of several ways because of a size, such as one divisible by its window."""
-    _, equal, right = guard.partition(" == ")
-    return "%" in guard or (equal != "" and not right.strip("() ").isdigit() and "size()" in right)
+    plain = r"[^ ]+size\(\)\[\d+\]"
+    return "%" in guard or (" == " in guard and not re.fullmatch(rf"{plain} == (\d+|{plain})", guard))
 
 
 def _mutates(graph: fx.Graph) -> bool:
@@ -331,12 +337,33 @@ def _as_one(node: fx.Node, name: str) -> None:
         node.graph.erase_node(user)
 
 
-def _drop_unread(module: fx.GraphModule) -> None:
-    """Leave out parameters and buffers that the graph does not read."""
+def _plain_signature(graph: fx.Graph) -> None:
+    """Let the graph itself say what it takes and gives, where that are tensors by name and plain containers of them."""
+    info = graph._codegen.pytree_info  # type: ignore[attr-defined]
+    for node, name in zip(graph.find_nodes(op="placeholder"), info.orig_args):
+        node.target = name
+    output = next(iter(reversed(graph.nodes)))
+    with graph.inserting_before(output):
+        output.args = (_rebuilt(graph, pytree.tree_unflatten(list(output.args[0]), info.out_spec)),)
+    graph.set_codegen(fx.CodeGen())
+
+
+def _rebuilt(graph: fx.Graph, value: Any) -> Any:
+    """Outputs of a class of their own, such as those of transformers, are made by a call of it."""
+    if dataclasses.is_dataclass(value) and isinstance(value, Mapping):
+        return graph.call_function(type(value), (), {name: _rebuilt(graph, item) for name, item in value.items()})
+    if type(value) in (tuple, list):
+        return type(value)(_rebuilt(graph, item) for item in value)
+    return {name: _rebuilt(graph, item) for name, item in value.items()} if type(value) is dict else value
+
+
+def drop_unread(module: fx.GraphModule) -> None:
+    """Leave out parameters and buffers that neither the graph nor a module that it calls reads."""
     read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    for name in [n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())]:
-        if name not in read:
-            owner, _, last = name.rpartition(".")
+    called = {str(node.target) for node in module.graph.nodes if node.op == "call_module"}
+    for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+        owner, _, last = name.rpartition(".")
+        if name not in read and owner not in called:
             delattr(module.get_submodule(owner), last)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gibbsprune.export.plan import LANES, add_into
+from gibbsprune.export.parts import LANES, add_into
 
 
 class Plain(nn.Module):

@@ -11,71 +11,90 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from gibbsprune.export.layers import CONVOLUTIONS, NORMS, TRANSPOSED, parameter
-from gibbsprune.export.plan import LeftAlone, shape_of, shared_layers
+from gibbsprune.export.aten import attribute, op_name, shape
+from gibbsprune.export.channels import LeftAlone
+from gibbsprune.export.plan import set_attribute
 
 
 def fold_batch_norms(module: fx.GraphModule) -> dict[str, str]:
-    """Fold what can be folded, and tell which norms stay and why. Needs the shapes of the example inputs."""
+    """Fold what can be folded, and tell which norms stay and why."""
     graph, left = module.graph, {}
-    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    shared = shared_layers(module)
+    reads = [n for n in graph.nodes if n.op == "get_attr"]
+    readers = Counter(id(attribute(module, n)) for n in reads for _ in n.users)
     for node in list(graph.nodes):
-        if node.op != "call_module" or not isinstance(norm := module.get_submodule(str(node.target)), NORMS):
+        if op_name(node) != "batch_norm":
             continue
         try:
-            before = _layer_before(module, node, calls, shared)
+            before = _layer_before(module, node, readers)
         except LeftAlone as reason:
-            left[str(node.target)] = f"{reason}, so it cannot be folded"
+            owner = next((a for a in node.args[1:5] if isinstance(a, fx.Node)), None)
+            stack = list((node.meta.get("nn_module_stack") or {"": (node.name, "")}).values())
+            name = str(owner.target).rpartition(".")[0] if owner is not None else str(stack[-1][0])
+            left[name] = f"{reason}, so it cannot be folded"
             continue
-        _fold(module.get_submodule(str(before.target)), norm)
+        _fold(module, before, node)
         node.replace_all_uses_with(before)
         graph.erase_node(node)
+    graph.eliminate_dead_code()
     module.recompile()
-    module.delete_all_unused_submodules()
     return left
 
 
-def _layer_before(module: fx.GraphModule, node: fx.Node, calls: Counter[str], shared: dict[str, str]) -> fx.Node:
+def _layer_before(module: fx.GraphModule, node: fx.Node, readers: Counter[int]) -> fx.Node:
     """The convolution or dense layer that a norm can be folded into; refused with the reason where there is none."""
-    norm = module.get_submodule(str(node.target))
-    before = node.args[0] if len(node.args) == 1 and not node.kwargs else None
-    if norm.running_mean is None:
+    before: Any = node.args[0]
+    if node.args[3] is None:
         raise LeftAlone("it has no running statistics")
-    if not isinstance(before, fx.Node) or before.op != "call_module":
+    if op_name(before) not in ("convolution", "linear"):
         raise LeftAlone("it does not follow a convolution or dense layer")
-    layer = module.get_submodule(str(before.target))
-    if type(layer) is not nn.Linear and type(layer) not in CONVOLUTIONS:
-        raise LeftAlone(f"it follows {type(layer).__name__}")
-    if calls[str(before.target)] > 1 or calls[str(node.target)] > 1:
+    if any(
+        not isinstance(a, fx.Node) or a.op != "get_attr" for a in (*before.args[1:3], *node.args[1:5]) if a is not None
+    ):
+        raise LeftAlone("it or the layer before computes its weights")
+    again = [n for n in before.args[1].users if op_name(n) == op_name(before)]
+    if len(again) > 1:
         raise LeftAlone("it or the layer before is called more than once")
-    if str(before.target) in shared:
+    if any(a is not None and readers[id(attribute(module, a))] > 1 for a in before.args[1:3]):
         raise LeftAlone("the layer before has a parameter that is read elsewhere too")
     if len(before.users) > 1:
         raise LeftAlone("the layer before has other readers")
-    if isinstance(layer, nn.Linear) and len(shape_of(before)) != 2:
+    if op_name(before) == "linear" and len(shape(before)) != 2:
         raise LeftAlone("it norms another axis than the dense layer's outputs")
     return before
 
 
-def _fold(layer: Any, norm: Any) -> None:
+def _fold(module: fx.GraphModule, before: Any, node: Any) -> None:
     """Put the norm's scale and shift into the layer's weight and bias."""
 
-    def number(value: Tensor | None, otherwise: float) -> Tensor:
-        like = norm.running_mean.detach().cpu().double()
-        return torch.full_like(like, otherwise) if value is None else value.detach().cpu().double()
+    def number(part: Any, otherwise: float) -> Tensor:
+        like = attribute(module, node.args[3]).detach().cpu().double()
+        return torch.full_like(like, otherwise) if part is None else attribute(module, part).detach().cpu().double()
 
-    scale = number(norm.weight, 1.0) / (number(norm.running_var, 1.0) + norm.eps).sqrt()
-    bias = scale * (number(layer.bias, 0.0) - number(norm.running_mean, 0.0)) + number(norm.bias, 0.0)
-    weight = layer.weight.detach().cpu().double()
-    if isinstance(layer, TRANSPOSED):  # (inputs, outputs / groups, …)
+    before.args = (*before.args, *[None] * (3 - len(before.args)))
+    weight_node, bias_node = before.args[1:3]
+    scale = number(node.args[1], 1.0) / (number(node.args[4], 1.0) + node.args[7]).sqrt()
+    bias = scale * (number(bias_node, 0.0) - number(node.args[3], 0.0)) + number(node.args[2], 0.0)
+    old = attribute(module, weight_node)
+    weight = old.detach().cpu().double()
+    if op_name(before) == "convolution" and before.args[6]:  # transposed: (inputs, outputs / groups, …)
         inputs, each = weight.shape[:2]
-        groups = weight.reshape(layer.groups, inputs // layer.groups, each, -1)
-        folded = groups * scale.view(layer.groups, 1, each, 1)
+        groups = before.args[8]
+        folded = weight.reshape(groups, inputs // groups, each, -1) * scale.view(groups, 1, each, 1)
     else:
         folded = weight.flatten(1) * scale[:, None]
-    device = layer.weight.device
-    layer.bias = parameter(layer.weight, bias.to(device))
-    layer.weight = parameter(layer.weight, folded.reshape(weight.shape).to(device))
+
+    def put(name: str, value: Tensor) -> None:
+        set_attribute(
+            module, name, torch.nn.Parameter(value.to(old.device, old.dtype), requires_grad=old.requires_grad)
+        )
+
+    put(str(weight_node.target), folded.reshape(weight.shape))
+    name = str(bias_node.target) if bias_node is not None else str(weight_node.target).rpartition(".")[0] + ".bias"
+    put(name, bias)
+    if bias_node is None:
+        with module.graph.inserting_before(before):
+            new = module.graph.get_attr(name)
+        new.meta = {"val": bias.to(old.dtype)}
+        before.args = (before.args[0], weight_node, new, *before.args[3:])

@@ -1,4 +1,4 @@
-"""Layers with weights: convolutions, dense layers and norms, made smaller without changing their function.
+"""Layers with weights: convolutions, dense layers, batch norms and embeddings, made smaller without another function.
 
 A layer y_o = b_o + Σ_c W_oc * x_c (* a convolution, or a product) whose input channel c is constant v_c and is
 not kept adds Σ_c v_c (W_oc * 1) to its output. Without zero padding that is a number, and goes into the bias. With
@@ -12,14 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from gibbsprune.export.plan import LANES, AddBorders, Facts, LeftAlone, Plan, carrier, ease, shape_of
-
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from gibbsprune.export.aten import attribute, op_name, shape
+from gibbsprune.export.channels import Facts, LeftAlone, from_line, place, reduce_to, rows
+from gibbsprune.export.parts import LANES, AddBorders
+from gibbsprune.export.plan import Plan, carrier
 
 
 class Rule:
@@ -29,46 +27,75 @@ class Rule:
 
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         self.plan, self.node = plan, node
-        self.inputs = [i for i in node.all_input_nodes if i.meta.get("tensor_meta") is not None]
+        self.inputs: list[fx.Node] = [n for n in node.all_input_nodes if shape(n) or n in plan.constants]
 
     @property
     def source(self) -> fx.Node:
         return self.inputs[0]
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> Facts:
         raise NotImplementedError
 
-    def wants(self, wanted: Tensor) -> list[Tensor]:
-        """The channels wanted of each input when these are wanted of the output."""
+    def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        """The atoms wanted of each input when these are wanted of the output; None for those of constants."""
         raise NotImplementedError
 
     def edit(self, wanted: Tensor) -> Tensor:
-        """Make the operation smaller, and tell which channels its output keeps."""
+        """Make the operation smaller, and tell the grid of its output."""
         raise NotImplementedError
 
 
-def parameter(old: Any, new: Tensor) -> nn.Parameter:
-    """New values for a parameter, of its type."""
-    return nn.Parameter(new.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
+def layer_name(plan: Plan, node: Any) -> str:
+    """The name of the layer that owns a weight, which may be computed from parameters."""
+    while isinstance(node, fx.Node) and node.op != "get_attr":
+        sources = [n for n in node.all_input_nodes if n in plan.constants]
+        node = sources[0] if sources else None
+    name = str(node.target) if node is not None else ""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
-class Mix(Rule):
+class Layer(Rule):
+    """An operation with weights of its own."""
+
+    weights: tuple[int, ...] = (1, 2)
+
+    def __init__(self, plan: Plan, node: fx.Node) -> None:
+        super().__init__(plan, node)
+        for index in self.weights:
+            part: Any = node.args[index] if len(node.args) > index else None
+            if part is not None and part not in plan.constants:
+                raise LeftAlone("its weight depends on the inputs")
+            if part is not None and part.op == "get_attr" and plan.readers[id(attribute(plan.module, part))] > 1:
+                users = list(part.users)
+                again = all(op_name(u) == op_name(node) and u.args[index] is part for u in users)
+                which = str(part.target).rpartition(".")[2]
+                raise LeftAlone(
+                    "it is called more than once" if again and len(users) > 1 else f"its {which} is read elsewhere too"
+                )
+        self.name = layer_name(plan, node.args[self.weights[0]])
+        self.inputs = [node.args[0]]  # type: ignore[list-item]
+
+    def put(self, index: int, which: str, value: Tensor | None) -> None:
+        self.node.args = (*self.node.args, *[None] * (index + 1 - len(self.node.args)))
+        self.plan.put(self.node, index, f"{self.name}.{which}" if self.name else f"{self.node.name}_{which}", value)
+
+
+class Mix(Layer):
     """Convolution (ordinary or transposed, one group) or dense layer: every output reads every input."""
 
-    def __init__(self, plan: Plan, node: fx.Node, layer: Any) -> None:
+    def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node)
-        self.layer = layer
-        self.dense = isinstance(layer, nn.Linear)
-        self.transposed = isinstance(layer, TRANSPOSED)
-        dims = len(shape_of(self.source))
-        if dims != layer.weight.dim() if not self.dense else dims < 2:
-            raise LeftAlone("its input has no batch dimension")
-        self.given = plan.facts_on(self.source, dims - 1 if self.dense else 1)
-        self.weight = layer.weight.detach().cpu().double()
-        if self.transposed:
-            self.weight = self.weight.transpose(0, 1)
-        self.reach = self.weight.flatten(2).ne(0).any(2) if not self.dense else self.weight.ne(0)
-        self.bordered = not self.dense and _bordered(layer)
+        self.dense = op_name(node) == "linear"
+        args: Any = (*node.args, *[None] * (3 - len(node.args)))
+        self.transposed = not self.dense and args[6]
+        self.x = plan.facts_of(self.source)
+        self.dim = len(self.x.dims) - 1 if self.dense else 1
+        self.given = self.x.along(self.dim)
+        weight, self.bias = plan.tensor(args[1]), plan.tensor(args[2])
+        assert weight is not None
+        self.weight = weight.transpose(0, 1) if self.transposed else weight
+        self.reach = self.weight.reshape(*self.weight.shape[:2], -1).ne(0).any(2)
+        self.bordered = not self.dense and (self.transposed or any(p > 0 for p in args[4]))
 
     def shift(self, rows: Tensor, values: Tensor) -> Tensor:
         """Σ_c W_oc v_c, tap by tap, for these outputs o."""
@@ -79,16 +106,26 @@ class Mix(Rule):
         shift = self.shift(everything, self.given.value).reshape(len(everything), -1)
         live = (self.reach & self.given.live).any(1)
         if self.bordered:
-            live |= shift.ne(0).any(1)
-        bias = 0 if self.layer.bias is None else self.layer.bias.detach().cpu().double()
-        return Facts.of(self.given.axis, live, bias + (0 if self.bordered else shift.sum(1)) + torch.zeros(len(live)))
+            live = live | shift.ne(0).any(1)
+        value = (0 if self.bordered else shift.sum(1)) + torch.zeros(len(live), dtype=torch.float64)
+        return self.channels(live, value if self.bias is None else value + self.bias)
 
-    def wants(self, wanted: Tensor) -> list[Tensor]:
-        read = self.reach[wanted].any(0)
+    def channels(self, live: Tensor, value: Tensor) -> Facts:
+        """Facts of the output, whose channels lie along the same dimension."""
+        dims: list[tuple[int, ...]] = [(size,) for size in shape(self.node)]
+        if self.dense:
+            dims[:-1] = list(self.x.dims[:-1])
+        self.axis = sum(len(d) for d in dims[: self.dim])
+        self.rank = sum(len(d) for d in dims)
+        along = [-1 if axis == self.axis else 1 for axis in range(self.rank)]
+        return Facts.of(tuple(dims), live.view(along), value.view(along))
+
+    def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        read = self.reach[wanted.flatten()].any(0)
         channels = read & self.given.live
         if self.bordered and (read & self.given.value.ne(0)).any() and not self.mapped(int(channels.sum())):
             channels[carrier(self.given, torch.ones_like(read))] = True
-        return [channels]
+        return [from_line(self.x, self.dim, channels)]
 
     def mapped(self, channels: int) -> bool:
         """Whether constants at borders come as a map: where one more channel would open another set of lanes."""
@@ -100,123 +137,197 @@ class Mix(Rule):
         return -(-outputs // LANES) * LANES * taps * int((self.reach.any(0) & self.given.live).sum())
 
     def edit(self, wanted: Tensor) -> Tensor:
-        kept = self.plan.kept_on(self.source, self.given.axis)
-        layer, weight = self.layer, self.weight[wanted][:, kept]
-        shift = self.shift(wanted, self.given.value.masked_fill(kept, 0))
-        bias = None if layer.bias is None else layer.bias.detach().cpu().double()[wanted]
+        plan, node = self.plan, self.node
+        outputs = wanted.flatten()
+        x, line = plan.line(node, self.source, self.dim)
+        weight = self.weight[outputs][:, line]
+        kept = torch.zeros_like(self.given.live)
+        kept[line] = True
+        shift = self.shift(outputs, self.given.value.masked_fill(kept, 0))
+        bias = None if self.bias is None else self.bias[outputs]
         if self.bordered and shift.ne(0).any():
             channel = carrier(self.given, kept)
             if kept[channel] and self.given.value[channel].ne(0):
-                weight[:, int(kept[:channel].sum())] += shift / self.given.value[channel]
+                weight[:, int((line == channel).nonzero())] += shift / self.given.value[channel]
             else:
-                options = (layer.stride, layer.padding, layer.dilation)
-                self.plan.borders[self.node] = AddBorders(shift[:, None].to(self.plan.dtype), *options)
+                self.add_borders(AddBorders(shift[:, None].to(plan.dtype), *node.args[3:6]))
         elif shift.ne(0).any():
             bias = shift.reshape(len(shift), -1).sum(1) + (0 if bias is None else bias)
-        device = layer.weight.device
-        layer.weight = parameter(layer.weight, (weight.transpose(0, 1) if self.transposed else weight).to(device))
-        if bias is not None:
-            layer.bias = parameter(layer.weight, bias.to(device))
-        _resize(layer, int(kept.sum()), int(wanted.sum()))
-        return wanted
+        self.put(1, "weight", weight.transpose(0, 1) if self.transposed else weight)
+        self.put(2, "bias", bias)
+        node.args = (x, *node.args[1:])
+        return outputs.nonzero().view([-1 if axis == self.axis else 1 for axis in range(self.rank)])
+
+    def add_borders(self, made: AddBorders) -> None:
+        """Let the map be added to the layer's output, once no rule speaks of it any more."""
+
+        def added() -> None:
+            following = self.node.next
+            new = self.plan.insert(following, made, self.node, self.node.args[0])  # type: ignore[arg-type]
+            new.meta = dict(self.node.meta)
+            self.node.replace_all_uses_with(new, lambda user: user is not new)
+
+        self.plan.after.append(added)
 
 
-class Grouped(Rule):
-    """Convolution in groups, depthwise ones among them: groups go as a whole, constants come in as channels."""
+class Grouped(Mix):
+    """Convolution in groups, depthwise ones among them: groups leave, and the others keep as many channels each."""
 
-    def __init__(self, plan: Plan, node: fx.Node, layer: Any) -> None:
+    def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node)
-        self.layer = layer
-        if isinstance(layer, TRANSPOSED):
-            raise LeftAlone("it is a transposed convolution in groups")
-        if len(shape_of(self.source)) != layer.weight.dim():
-            raise LeftAlone("its input has no batch dimension")
-        self.given = plan.facts_on(self.source, 1)
-        self.groups, self.each = layer.groups, layer.weight.shape[1]
-        weight = layer.weight.detach().cpu().double()
-        self.weight = weight.reshape(self.groups, len(weight) // self.groups, self.each, -1)
-        self.reach = self.weight.ne(0).any(3)
+        args: Any = node.args
+        self.groups = args[8]
+        weight = plan.tensor(args[1])
+        assert weight is not None
+        taps = weight.shape[2:]
+        if self.transposed:
+            weight = weight.reshape(self.groups, -1, weight.shape[1], *taps).transpose(1, 2)
+        else:
+            weight = weight.reshape(self.groups, -1, weight.shape[1], *taps)
+        self.weight = weight  # (groups, outputs, inputs, …)
+        self.reach = weight.flatten(3).ne(0).any(3) if taps else weight.ne(0)
+
+    def inputs_of(self, x: Tensor) -> Tensor:
+        return x.view(self.groups, 1, -1)
 
     def facts(self) -> Facts:
-        value, live = (x.view(self.groups, 1, self.each) for x in (self.given.value, self.given.live))
-        shift = (self.weight * value[..., None]).sum(2)
-        alive = (self.reach & live).any(2)
-        bordered = _bordered(self.layer)
-        if bordered:
-            alive |= shift.ne(0).any(2)
-        bias = 0 if self.layer.bias is None else self.layer.bias.detach().cpu().double()
-        number = (torch.zeros_like(shift) if bordered else shift).sum(2).flatten()
-        return Facts.of(1, alive.flatten(), number + bias)
+        value = self.inputs_of(self.given.value)
+        shift = (self.weight.flatten(3) * value[..., None]).sum(2)
+        live = (self.reach & self.inputs_of(self.given.live)).any(2)
+        if self.bordered:
+            live = live | shift.ne(0).any(2)
+        number = (torch.zeros_like(shift) if self.bordered else shift).sum(2).flatten()
+        return self.channels(live.flatten(), number if self.bias is None else number + self.bias)
 
-    def wants(self, wanted: Tensor) -> list[Tensor]:
-        groups = wanted.view(self.groups, -1).any(1)
-        read = (self.reach.any(1) & groups[:, None]).flatten()
-        return [ease(groups.repeat_interleave(self.each), read & self.given.live)]
+    def read(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Which outputs and inputs of each group have to be there; a group has some of both, or none."""
+        outputs = wanted.view(self.groups, -1)
+        read = (self.reach & outputs[..., None]).any(1)
+        live, value = (self.inputs_of(x)[:, 0] for x in (self.given.live, self.given.value))
+        inputs = read & live
+        if self.bordered:  # one constant channel carries those of its group
+            carried = (read & value.ne(0)).any(1)
+            inputs[torch.arange(self.groups), value.abs().argmax(1)] |= carried
+        inputs[:, 0] |= outputs.any(1) & ~inputs.any(1)
+        return outputs, inputs
+
+    def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        _, inputs = self.read(wanted)
+        asked = self.plan.rounded(inputs).flatten()
+        return [from_line(self.x, 1, asked & self.given.live if self.plan.prefer == "size" else asked)]
 
     def edit(self, wanted: Tensor) -> Tensor:
-        layer = self.layer
-        groups = wanted.view(self.groups, -1).any(1)
-        inputs = groups.repeat_interleave(self.each)
-        outputs = groups.repeat_interleave(len(wanted) // self.groups)
-        self.node.replace_input_with(self.source, self.plan.align(self.node, self.source, inputs, 1))
-        rows = outputs.to(layer.weight.device)
-        if layer.bias is not None:
-            layer.bias = parameter(layer.bias, layer.bias.detach()[rows])
-        layer.weight = parameter(layer.weight, layer.weight.detach()[rows])
-        layer.groups = int(groups.sum())
-        _resize(layer, int(inputs.sum()), int(outputs.sum()))
-        return outputs
+        plan, node = self.plan, self.node
+        outputs, inputs = self.read(wanted)
+        given, taken = rows(outputs), rows(inputs)
+        x, line = plan.line(node, self.source, 1)
+        where = {int(c): i for i, c in enumerate(line)}
+        size, each = inputs.shape[1], outputs.shape[1]
+        order = sorted(range(len(taken)), key=lambda g: min(where.get(int(c), len(line)) for c in taken[g]))
+        given, taken = given[order], taken[order]
+        x = plan.picked(node, x, 1, self.given, line, taken.flatten())
+        group = taken[:, 0] // size
+        if given.numel() * taken.shape[1] > int((outputs.sum(1) * inputs.sum(1)).sum()):
+            self.loss = "its groups keep different numbers of channels, and are filled up to the largest"
+        weight = self.weight[group[:, None, None], (given % each)[:, :, None], (taken % size)[:, None, :]]
+        kept = torch.zeros_like(self.given.live)
+        kept[taken.flatten()] = True
+        value = self.given.value.masked_fill(kept, 0).view(self.groups, 1, -1, *[1] * (self.weight.dim() - 3))
+        shift = (self.weight * value).sum(2).flatten(0, 1)[given.flatten()]
+        bias = None if self.bias is None else self.bias[given.flatten()]
+        if self.bordered and shift.ne(0).any():
+            numbers = self.given.value.view(self.groups, -1)[group]
+            at = numbers.abs().argmax(1)
+            local = (taken % size == at[:, None]).int().argmax(1)
+            carry = numbers[torch.arange(len(group)), at].masked_fill(numbers.abs().amax(1) == 0, 1)
+            shift = shift.view(len(group), -1, *shift.shape[1:])
+            weight[torch.arange(len(group)), :, local] += shift / carry.view(-1, *[1] * (shift.dim() - 1))
+        elif shift.ne(0).any():
+            bias = shift.flatten(1).sum(1) + (0 if bias is None else bias)
+        weight = weight.transpose(1, 2).flatten(0, 1) if self.transposed else weight.flatten(0, 1)
+        self.put(1, "weight", weight)
+        self.put(2, "bias", bias)
+        node.args = (x, *node.args[1:8], len(group))
+        return given.flatten().view([-1 if axis == self.axis else 1 for axis in range(self.rank)])
 
 
-class Norm(Rule):
-    """Batch norm with running statistics, y = γ (x − μ) / √(σ² + ε) + β, or PReLU: one number per channel."""
+class Norm(Layer):
+    """Batch norm with running statistics, y = γ (x − μ) / √(σ² + ε) + β, or PReLU: one number per channel.
 
-    def __init__(self, plan: Plan, node: fx.Node, layer: Any) -> None:
-        super().__init__(plan, node)
-        self.layer = layer
-        if isinstance(layer, NORMS) and layer.running_mean is None:
+    Instance norm takes μ and σ of each channel from its places, so that a constant one gives β.
+    """
+
+    def __init__(self, plan: Plan, node: fx.Node) -> None:
+        self.slopes, self.places = op_name(node) == "prelu", op_name(node) == "instance_norm"
+        self.weights = (1,) if self.slopes else (1, 2) if self.places else (3, 4, 1, 2)
+        if not self.slopes and not self.places and (node.args[3] is None or node.args[5]):
             raise LeftAlone("it has no running statistics")
-        self.given = plan.facts_on(self.source, 1)
+        if self.places and not node.args[5]:
+            raise LeftAlone("it takes its statistics from elsewhere")
+        super().__init__(plan, node)
+        self.name = layer_name(plan, next((node.args[i] for i in self.weights if node.args[i] is not None), None))
+        x = plan.facts_of(self.source)
+        self.tensors = {index: plan.tensor(node.args[index]) for index in self.weights}
+        self.single = all(t is None or t.numel() == 1 for t in self.tensors.values())
+        self.given = x if self.single else x.spread(x.axes(1))
 
     def facts(self) -> Facts:
-        layer, value, live = self.layer, self.given.value[None], self.given.live
-        if isinstance(layer, nn.PReLU):
-            return Facts.of(1, live, F.prelu(value, layer.weight.detach().cpu().double())[0])
-        names = ("running_mean", "running_var", "weight", "bias")
-        mean, var, scale, shift = (
-            None if (v := getattr(layer, n)) is None else v.detach().cpu().double() for n in names
-        )
-        result = F.batch_norm(value, mean, var, scale, shift, eps=layer.eps)[0]
-        return Facts.of(1, live if scale is None else live & scale.ne(0), result)
+        x, args = self.given, self.node.args
+        axes = x.axes(1) if len(x.dims) > 1 else []
+        along = [x.factors[axis] if axis in axes else 1 for axis in range(x.live.dim())]
+        parts: list[Any] = [t if t is None or t.numel() == 1 else t.view(along) for t in self.tensors.values()]
+        if self.slopes:
+            return Facts.of(x.dims, x.live, torch.where(x.value > 0, x.value, parts[0] * x.value))
+        *statistics, scale, shift = parts
+        value: Any = x.value * 0
+        if statistics:
+            value = (x.value - statistics[0]) / (statistics[1] + args[7]).sqrt()
+        value = value if scale is None else value * scale
+        live = x.live if scale is None else x.live & scale.ne(0)
+        return Facts.of(x.dims, live, value if shift is None else value + shift)
 
-    def wants(self, wanted: Tensor) -> list[Tensor]:
-        return [wanted]
+    def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        return [reduce_to(wanted, self.plan.facts_of(self.source).live.shape)]
 
     def edit(self, wanted: Tensor) -> Tensor:
-        layer, kept = self.layer, self.plan.kept_on(self.source, 1)
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            value = getattr(layer, name, None)
-            if isinstance(value, nn.Parameter):
-                setattr(layer, name, parameter(value, value.detach()[kept.to(value.device)]))
-            elif value is not None:
-                setattr(layer, name, value[kept.to(value.device)].clone())
-        count = "num_parameters" if isinstance(layer, nn.PReLU) else "num_features"
-        setattr(layer, count, int(kept.sum()))
-        return kept
+        plan = self.plan
+        facts, grid = plan.seen(self.source, self.given.dims, [] if self.single else self.given.axes(1))
+        if self.single:
+            return grid
+        line = place(grid, facts, 1)
+        if line is None:
+            raise LeftAlone("its channels are laid out by other dimensions")
+        names = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+        for index, tensor in self.tensors.items():
+            if tensor is not None:
+                self.put(index, names[index], tensor[line])
+        return grid
 
 
-def _bordered(layer: Any) -> bool:
-    """Whether a constant input gives an output that is not the same everywhere: zero padding, or transposed."""
-    if isinstance(layer, TRANSPOSED):
-        return True
-    if layer.padding_mode != "zeros" or layer.padding == "valid":
-        return False
-    if layer.padding == "same":
-        return any(size > 1 for size in layer.kernel_size)
-    return any(size > 0 for size in layer.padding)
+class Embedding(Layer):
+    """Rows of a table: its columns are channels."""
 
+    weights = (0,)
 
-def _resize(layer: Any, inputs: int, outputs: int) -> None:
-    names = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
-    setattr(layer, names[0], inputs)
-    setattr(layer, names[1], outputs)
+    def __init__(self, plan: Plan, node: fx.Node) -> None:
+        super().__init__(plan, node)
+        self.inputs = [node.args[1]]  # type: ignore[list-item]
+        table = plan.tensor(node.args[0])
+        assert table is not None
+        self.table = table
+
+    def facts(self) -> Facts:
+        live = (self.table != self.table[:1]).any(0)
+        dims = tuple((size,) for size in shape(self.node))
+        along = [1] * (len(dims) - 1) + [-1]
+        return Facts.of(dims, live.view(along), self.table[0].view(along))
+
+    def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        return [torch.ones_like(self.plan.facts_of(self.source).live)]
+
+    def edit(self, wanted: Tensor) -> Tensor:
+        columns = wanted.flatten().nonzero().flatten()
+        restored = self.plan.restored(self.node, self.source)
+        self.put(0, "weight", self.table[:, columns])
+        self.node.args = (self.node.args[0], restored, *self.node.args[2:])
+        return columns.view([1] * (wanted.dim() - 1) + [-1])

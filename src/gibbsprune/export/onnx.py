@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.tracing import as_inputs, difference, rounding
+from gibbsprune.export.aten import arguments
+from gibbsprune.export.equality import difference, rounding
 from gibbsprune.files import write_atomic
 from gibbsprune.masking import check_plain
 
@@ -106,7 +107,7 @@ def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Te
     import copy
 
     check_plain(model, "exporting")
-    inputs = as_inputs(example_inputs)
+    inputs, _ = arguments(example_inputs)
     if not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
         raise UserError("example_inputs must be tensors with a batch dimension.")
     inputs = tuple(x.cpu() if len(x) > 1 else torch.cat([x, x]).cpu() for x in inputs)

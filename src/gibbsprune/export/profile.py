@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.executors import Plain
-from gibbsprune.export.layers import CONVOLUTIONS
 from gibbsprune.export.packed import packed_size, save_packed
+from gibbsprune.export.reuse import CONVOLUTIONS
 
 WHOLES = (Plain, nn.MultiheadAttention)  # what computes the layers inside itself
 LAYERS = (nn.Linear, *CONVOLUTIONS, *WHOLES)

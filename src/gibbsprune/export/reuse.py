@@ -8,35 +8,34 @@ backward pass, is overwritten only where there are no gradients.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from gibbsprune.export.aten import op_name
 from gibbsprune.export.executors import Plain
-from gibbsprune.export.layers import CONVOLUTIONS, NORMS
-from gibbsprune.export.plan import AddBorders, Overwriting, SumInto, add_into
+from gibbsprune.export.parts import AddBorders, Overwriting, SumInto, add_into
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 READERS = (nn.Linear, *CONVOLUTIONS, *NORMS, Plain)
 FRESH = (*READERS, AddBorders)
-SUMS = (operator.add, add_into, torch.add)
+
+
+def is_sum(node: Any) -> bool:
+    """Whether a node adds two tensors."""
+    return isinstance(node, fx.Node) and op_name(node) == "add" and len(node.args) == 2 and not node.kwargs
 
 
 def reuse_memory(module: fx.GraphModule, trainable: bool = True) -> None:
     """Make ReLUs and sums of the graph work in place where that changes nothing else, gradients included."""
     for node in module.graph.nodes:
-        if _is_relu(module, node) and _fresh(module, node.args[0]):
+        if is_relu(node) and _fresh(module, node.args[0]):
             source = node.args[0]
             node.op, node.target, node.args, node.kwargs = "call_function", F.relu, (source,), {"inplace": True}
-        elif (
-            node.op == "call_function"
-            and node.target in (operator.add, torch.add)
-            and len(node.args) == 2
-            and not node.kwargs
-        ):
+        elif is_sum(node):
             for own, other in (node.args, node.args[::-1]):
                 if own is not other and _fresh(module, own) and _shape(own) == _shape(node) == _shape(other):
                     node.target, node.args = add_into, (own, other)
@@ -54,12 +53,8 @@ def _layer(module: fx.GraphModule, node: Any) -> nn.Module | None:
     return module.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
 
 
-def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
-    if len(node.args) != 1 or set(node.kwargs) - {"inplace"}:
-        return False
-    if node.op == "call_method":
-        return node.target == "relu"
-    return node.target in (F.relu, torch.relu) or type(_layer(module, node)) is nn.ReLU
+def is_relu(node: Any) -> bool:
+    return isinstance(node, fx.Node) and op_name(node) == "relu"
 
 
 def _fresh(module: fx.GraphModule, node: Any) -> bool:
@@ -67,7 +62,7 @@ def _fresh(module: fx.GraphModule, node: Any) -> bool:
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
     if node.op == "call_function":
-        return node.target in SUMS
+        return is_sum(node) or node.target is add_into
     return isinstance(_layer(module, node), (*FRESH, SumInto))
 
 
@@ -75,7 +70,7 @@ def last_reader(module: fx.GraphModule, nodes: Sequence[fx.Node], own: Any) -> b
     """Whether ``own``, which one of ``nodes`` adds to, is the network's memory, read before by layers and not later."""
     if not isinstance(own, fx.Node) or sum(list(node.args).count(own) for node in nodes) > 1:
         return False
-    if own.op == "call_function" and own.target not in (F.relu, *SUMS):
+    if own.op == "call_function" and not (own.target in (F.relu, add_into) or is_relu(own) or is_sum(own)):
         return False
     if own.op != "call_function" and not isinstance(_layer(module, own), (*FRESH, SumInto)):
         return False
@@ -85,5 +80,5 @@ def last_reader(module: fx.GraphModule, nodes: Sequence[fx.Node], own: Any) -> b
 
 def _shape(node: Any) -> Any:
     """The shape and type at the example inputs, before anything was made smaller."""
-    meta = node.meta.get("tensor_meta") if isinstance(node, fx.Node) else None
-    return (tuple(meta.shape), meta.dtype) if meta is not None and hasattr(meta, "shape") else object()
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return (str(tuple(value.shape)), value.dtype) if isinstance(value, Tensor) else object()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from gibbsprune.export.plan import AddBorders
+from gibbsprune.export.parts import AddBorders
+from gibbsprune.export.reuse import is_relu, is_sum
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,14 @@ def site_at(module: fx.GraphModule, node: fx.Node) -> Site | None:
         return None
     nodes, other = [node], None
     follower = _only_user(node)
-    if follower is not None and follower.target in (operator.add, torch.add) and len(follower.args) == 2:
+    if follower is not None and is_sum(follower):
         parts = [part for part in follower.args if part is not node]
-        same = len(parts) == 1 and isinstance(parts[0], fx.Node) and not follower.kwargs
+        same = len(parts) == 1 and isinstance(parts[0], fx.Node)
         if same and _shape(parts[0]) == _shape(node):
             other = parts[0]
             nodes.append(follower)
             follower = _only_user(follower)
-    relu = follower is not None and _is_relu(module, follower)
+    relu = is_relu(follower)
     if relu:
         nodes.append(follower)  # type: ignore[arg-type]
     return Site(layer, tuple(nodes), other, relu)  # type: ignore[arg-type]
@@ -63,14 +61,8 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _shape(node: Any) -> Any:
-    meta = node.meta.get("tensor_meta")
-    return tuple(meta.shape) if meta is not None and hasattr(meta, "shape") else None
-
-
-def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return type(module.get_submodule(str(node.target))) is nn.ReLU
-    return node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
+    value = node.meta.get("val")
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else None
 
 
 def move_borders(module: fx.GraphModule) -> None:
@@ -78,7 +70,7 @@ def move_borders(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         layer = module.get_submodule(node.target) if node.op == "call_module" else None
         total = _only_user(node) if isinstance(layer, AddBorders) else None
-        if total is None or total.target not in (operator.add, torch.add) or len(total.args) != 2 or total.kwargs:
+        if total is None or not is_sum(total):
             continue
         convolution, x = node.args
         others = [part for part in total.args if part is not node]

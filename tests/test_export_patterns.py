@@ -1,0 +1,205 @@
+"""Patterns of well-known networks in small: the same function, no larger than what lives in it, or told why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from gibbsprune import compact
+from gibbsprune.export.compaction import CompactReport
+
+
+class NormAct(nn.BatchNorm2d):
+    """A norm with its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(super().forward(x))
+
+
+class Dense(nn.Linear):
+    """A subclass with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that standardises its weight before use."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5), self.bias, padding=self.padding)
+
+
+class Network(nn.Module):
+    """A stem, one pattern of 8 channels, and a head."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), NormAct(8))
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.head = Dense(self.width, 5)
+
+    width = 8
+
+    def body(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+def conv(inputs: int, outputs: int, size: int = 3, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, padding=size // 2, groups=groups)
+
+
+class Ghost(Network):
+    """Half of the channels are cheap functions of the others."""
+
+    width = 16
+
+    def __init__(self) -> None:
+        super().__init__(primary=conv(8, 8, 1), cheap=conv(8, 8, 3, 8))
+
+    def body(self, x: Tensor) -> Tensor:
+        x = F.silu(self.primary(x))
+        return torch.cat([x, F.silu(self.cheap(x))], 1)
+
+
+class Res2(Network):
+    """Splits of the channels, each with what came out of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__(**{f"part{i}": conv(2, 2) for i in range(3)})
+
+    def body(self, x: Tensor) -> Tensor:
+        parts = x.chunk(4, 1)
+        found = [parts[0]]
+        for i in range(3):
+            found.append(F.silu(getattr(self, f"part{i}")(parts[i + 1] + found[-1])))
+        return torch.cat(found, 1) + x
+
+
+class Shuffle(Network):
+    """Half of the channels pass, half are worked on, then both are shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__(a=conv(4, 4, 1), b=conv(4, 4, 3, 4), c=conv(4, 4, 1))
+
+    def body(self, x: Tensor) -> Tensor:
+        left, right = x.split(4, 1)
+        x = torch.cat([left, F.silu(self.c(self.b(F.silu(self.a(right)))))], 1)
+        n, c, h, w = x.shape
+        return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+class SplitAttention(Network):
+    """Two branches, weighted by a softmax over them."""
+
+    def __init__(self) -> None:
+        super().__init__(branches=conv(8, 16), squeeze=conv(8, 6, 1), weigh=conv(6, 16, 1))
+
+    def body(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        y = F.silu(self.branches(x)).view(n, 2, 8, *x.shape[2:])
+        gate = self.weigh(F.silu(self.squeeze(y.sum(1).mean((2, 3), keepdim=True))))
+        return (y * gate.view(n, 2, 8, 1, 1).softmax(1)).sum(1)
+
+
+class Scaled(Network):
+    """Layer scale and stochastic depth around a block with an instance norm."""
+
+    def __init__(self) -> None:
+        super().__init__(norm=nn.InstanceNorm2d(8, affine=True), up=conv(8, 20, 1), down=conv(20, 8, 1))
+        self.gamma = nn.Parameter(torch.rand(8, 1, 1))
+
+    def body(self, x: Tensor) -> Tensor:
+        y = self.gamma * self.down(F.gelu(self.up(self.norm(x))))
+        if self.training:
+            y = y * torch.bernoulli(torch.full((len(y), 1, 1, 1), 0.9)) / 0.9
+        return x + y
+
+
+class Weighted(Network):
+    """Weights that are computed from parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(a=Standardised(8, 12, 3, padding=1), b=weight_norm(conv(12, 8)))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.b(F.silu(self.a(x)))
+
+
+class Encoder(Network):
+    """torch's own encoder layer, with its input projection in one."""
+
+    def __init__(self) -> None:
+        super().__init__(layer=nn.TransformerEncoderLayer(8, 2, 12, batch_first=True))
+
+    def body(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        return self.layer(x.flatten(2).transpose(1, 2)).transpose(1, 2).view(n, c, h, w)
+
+
+class Pixels(Network):
+    """Channels as pixels, a transposed convolution in groups, group norm."""
+
+    width = 4
+
+    def __init__(self) -> None:
+        super().__init__(a=conv(8, 16), up=nn.ConvTranspose2d(4, 4, 2, 2, groups=2), norm=nn.GroupNorm(2, 4))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(F.silu(F.pixel_shuffle(self.a(x), 2))))
+
+
+PATTERNS: list[Callable[[], Network]] = [
+    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels),
+]
+
+
+def pruned(make: Callable[[], Network]) -> tuple[Network, torch.Generator]:
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make()
+        model(torch.randn(32, 3, 8, 8))  # statistics of norms
+    model.eval()
+    for name, p in model.named_parameters():
+        if p.dim() == 1:
+            p.data += 0.2 * torch.randn(p.shape, generator=generator)
+        elif "head" not in name and "original1" not in name:  # of a weight norm, only the length goes
+            p.data *= (torch.rand(len(p), generator=generator) > 0.5).view(-1, *[1] * (p.dim() - 1))
+    return model, generator
+
+
+def live_weights(model: nn.Module, generator: torch.Generator) -> int:
+    """The non-zero weights on which the outputs depend, by their gradients at random inputs in float64."""
+    y = model.double()(2 * torch.randn(16, 3, 8, 8, generator=generator, dtype=torch.float64))
+    (y * torch.randn(y.shape, generator=generator)).sum().backward()
+    found = sum(int(((p != 0) & (p.grad != 0)).sum()) for p in model.parameters() if p.grad is not None)
+    model.float()
+    return found
+
+
+@pytest.mark.parametrize("make", PATTERNS)
+def test_patterns(make: Callable[[], Network]) -> None:
+    model, generator = pruned(make)
+    small = compact(model, torch.randn(2, 3, 8, 8, generator=generator))
+    found = small.report
+    assert isinstance(found, CompactReport)
+    assert "the whole model" not in found.left, found
+    with torch.no_grad():
+        for rows in (1, 4):
+            x = torch.randn(rows, 3, 8, 8, generator=generator)
+            expected = model(x)
+            assert (small(x) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    after = sum(p.numel() for p in small.parameters())
+    assert after < found.parameters_before
+    assert after <= 1.15 * live_weights(model, generator) or found.left, (after, live_weights(model, generator))
