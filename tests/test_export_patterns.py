@@ -203,3 +203,30 @@ def test_patterns(make: Callable[[], Network]) -> None:
     after = sum(p.numel() for p in small.parameters())
     assert after < found.parameters_before
     assert after <= 1.15 * live_weights(model, generator) or found.left, (after, live_weights(model, generator))
+
+
+class Sequence(nn.Module):
+    """Attention over the first dimension, which mixes heads with the batch where its weights are asked for."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.a, self.attention, self.head = nn.Linear(5, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+        self.weights = weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.head(self.attention(x, x, x, need_weights=self.weights)[0])
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_heads_beside_the_batch(weights: bool) -> None:
+    torch.manual_seed(0)
+    model = Sequence(weights).eval()
+    model.attention.in_proj_weight.data[torch.rand(24) < 0.5] = 0
+    small = compact(model, torch.randn(6, 2, 5))
+    reasons = list(small.report.left.values())
+    assert reasons == (["its channels share a dimension with one that varies, such as the batch"] if weights else [])
+    assert small.report.parameters_after < small.report.parameters_before
+    for rows in (1, 3, 5):
+        x = torch.randn(6, rows, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)

@@ -26,7 +26,11 @@ Dims = tuple[tuple[int, ...], ...]
 
 
 class LeftAlone(Exception):
-    """This operation cannot be made smaller, and why."""
+    """This operation cannot be made smaller, and why; ``node`` names another that is to blame."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
 
 
 @dataclass(frozen=True)

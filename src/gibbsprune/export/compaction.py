@@ -154,18 +154,18 @@ def _shrink(module: fx.GraphModule, like: Tensor, prefer: str, refused: dict[str
                     live = plan.facts[part].live
                     plan.want(part, ease(torch.ones_like(live), live))
     for node in nodes:
-        if node in rules:
-            name = _name(plan, node)
-            try:
+        name = _name(plan, node)
+        try:
+            if node in rules:
                 plan.kept[node] = rules[node].edit(plan.wanted[node])
-            except LeftAlone as reason:
-                raise _Refused(node.name, str(reason)) from reason
-            if rules[node].loss:
-                left[name] = rules[node].loss
-        elif not _shape_only(node) and node not in plan.constants:
-            for part in list(node.all_input_nodes):
-                if part in plan.facts:
-                    node.replace_input_with(part, plan.restored(node, part))
+            elif not _shape_only(node) and node not in plan.constants:
+                for part in list(node.all_input_nodes):
+                    if part in plan.facts:
+                        node.replace_input_with(part, plan.restored(node, part))
+        except LeftAlone as reason:
+            raise _Refused(reason.node or node.name, str(reason)) from reason
+        if node in rules and rules[node].loss:
+            left[name] = rules[node].loss
     for edit in plan.after:
         edit()
     graph.eliminate_dead_code()

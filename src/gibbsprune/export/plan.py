@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gibbsprune.export.aten import attribute, shape
+from gibbsprune.export.aten import attribute, shape, varies
 from gibbsprune.export.channels import (
     Dims,
     Facts,
@@ -142,6 +142,10 @@ class Plan:
                 user, node, (self.facts_of(node), self.kept_of(node)), whole(self.facts_of(node).live.shape)
             )
             return self.aligned(user, node, (facts, grid), target)
+        free = varies(node)
+        for dim, factors in enumerate(facts.dims):
+            if facts.tracked(dim) and free[dim] and len([f for f in factors if f > 1]) > 1:
+                raise LeftAlone("its channels share a dimension with one that varies, such as the batch", node.name)
         return self.insert(user, _moves(facts, grid, target, self.dtype), node)
 
     def restored(self, user: fx.Node, node: fx.Node) -> fx.Node:
