@@ -1,10 +1,10 @@
-# make setup | demo | test | lint | bench | docs | paper
+# make setup | demo | test | lint | bench | docs | paper | constraints
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench docs paper clean
+.PHONY: setup demo test lint bench docs paper constraints clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,14 @@ paper: setup
 bench: setup
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/step.py
+
+# Newest versions of everything but torch, whose default build brings gigabytes of CUDA: its line is changed by hand.
+constraints:
+	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	build/constraints/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	build/constraints/bin/pip install --quiet '.[demo,export,report,sweep,dev]'
+	(head -1 constraints.txt; build/constraints/bin/pip freeze --exclude gibbsprune | sed 's/+cpu//') > build/new.txt
+	mv build/new.txt constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

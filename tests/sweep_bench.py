@@ -15,7 +15,7 @@ from gibbsprune.training import RECIPES, RunSpec, result
 from gibbsprune.training.finished import Finished, save_finished
 from gibbsprune.training.places import place
 
-EPOCHS = 12  # long enough that a worker can be killed in the middle on a busy machine
+EPOCHS = 8  # long enough that a worker can be killed in the middle on a busy machine
 NETWORK = """
 from torch import nn
 

@@ -43,11 +43,11 @@ def labels(entries) -> list[str]:
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
         "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping", "random-mask",
-        "reinit", "gradual",
+        "reinit", "gradual", "feedback",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
         "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping", "filter-l1", "random-mask", "reinit",
-        "gradual",
+        "gradual", "feedback",
     ]  # fmt: skip
     assert set(labels(choose("filter"))) == {*labels(choose("kernel")), "thinet"}
 
@@ -95,7 +95,7 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 
 def test_runs_start_from_the_comparisons_own():
     compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
-    assert len(compared) == len({spec.name() for spec in compared.values()}) == 20
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 22
     for seed in (0, 1):
         assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
         assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()

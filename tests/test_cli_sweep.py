@@ -152,7 +152,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_the_same(tmp_path,
 def test_stopped_workers_save_where_they_are(tmp_path, whole):
     """A SIGTERM to the sweep stops its workers once, at the end of their epoch."""
     with begin(whole[0], str(tmp_path), "--workers", "2", "--at-most", "3") as process:
-        assert any("] epoch 1/6" in text for text in process.stdout)
+        assert any(f"] epoch 1/{EPOCHS}" in text for text in process.stdout)
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
     assert process.returncode == 130, rest

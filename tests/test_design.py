@@ -21,7 +21,6 @@ ORDER = [
     "schedules",
     "hamiltonians",
     "samplers",
-    "site",
     "lanes",
     "site",
     "law",

@@ -48,6 +48,7 @@ ONE_PHASE = [
     ("targeted-dropout", "weight", {"ramping": True}),
     *[("random-mask", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("gradual", structure, {}) for structure in ("weight", "kernel", "filter")],
+    *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
 ]
 LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery"), 2 * EPOCHS)
 
@@ -187,6 +188,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("random-mask", ["--structure", "kernel"], 1),
     ("reinit", ["--from", "gibbs"], 1),
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
+    ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
 ]
 
 

@@ -265,5 +265,5 @@ def test_every_method_of_the_comparison_has_its_structures():
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
-        "reinit": every, "gradual": every,
+        "reinit": every, "gradual": every, "feedback": every,
     }  # fmt: skip

@@ -95,8 +95,10 @@ def compact(
                 same = found <= max(TOLERANCE, rounding(model))
                 reason = f"the smaller network would differ by {found:.1e} of the output's scale"
             except _Refused as refusal:
-                refused[refusal.node] = refusal.reason
-                continue
+                if new := [name for name in refusal.nodes if name and name not in refused]:
+                    refused[new[0]] = str(refusal)
+                    continue
+                same, reason = False, str(refusal)
             except Exception as error:  # a graph that no rule foresaw: the model stays right, and the report tells
                 same, reason = False, f"its graph cannot be made smaller ({type(error).__name__}: {error})"
             break
@@ -107,11 +109,11 @@ def compact(
 
 
 class _Refused(Exception):
-    """An operation turned out to have no smaller form, once its inputs were made smaller."""
+    """An operation turned out to have no smaller form, once its inputs were made smaller; who is to blame, first."""
 
-    def __init__(self, node: str, reason: str) -> None:
-        super().__init__(reason)
-        self.node, self.reason = node, reason
+    def __init__(self, reason: LeftAlone, node: str) -> None:
+        super().__init__(str(reason))
+        self.nodes = (reason.node, node)
 
 
 def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
@@ -163,7 +165,7 @@ def _shrink(module: fx.GraphModule, like: Tensor, prefer: str, refused: dict[str
                     if part in plan.facts:
                         node.replace_input_with(part, plan.restored(node, part))
         except LeftAlone as reason:
-            raise _Refused(reason.node or node.name, str(reason)) from reason
+            raise _Refused(reason, node.name) from reason
         if node in rules and rules[node].loss:
             left[name] = rules[node].loss
     for edit in plan.after:

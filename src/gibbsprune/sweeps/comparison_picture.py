@@ -23,6 +23,7 @@ STYLES = {
     "l1": ("#CC79A7", "D"),
     "targeted-dropout": ("#56B4E9", "v"),
     "gradual": ("#E69F00", "^"),
+    "feedback": ("#A04000", "P"),
     "random-mask": (GREY, "x"),
     "reinit": ("#7A5C00", "+"),
 }

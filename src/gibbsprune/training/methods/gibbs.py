@@ -72,9 +72,9 @@ class Gibbs(Method):
 
 def shared_out(spec: RunSpec, ramp: str) -> float | Schedule | Budget:
     """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say."""
-    epochs = max(1, round(spec.setting("until") * spec.recipe.epochs))
+    epochs = min(round(spec.setting("until") * spec.recipe.epochs), spec.recipe.epochs - 1)  # the last one has it all
     kinds = {"linear": LinearSchedule, "cubic": CubicSchedule}
-    rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds else spec.sparsity
+    rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds and epochs > 0 else spec.sparsity
     allocation = spec.setting("allocation")
     return rising if allocation == "uniform" else Budget(rising, allocation=allocation)
 
