@@ -212,7 +212,7 @@ def test_a_comparison_of_all_methods(place, capsys):
     words = command(place, "--epochs", "2", "--seeds", "0-1", "--sparsity", "0.5", "--out", str(out))
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "0.5, 2 seeds: 20 runs\n" in said
+    assert "0.5, 2 seeds: 22 runs\n" in said
     made = {"runs", "results", "pace.json", "compare.md", "compare.json", "compare.png"}
     assert {path.name for path in out.iterdir()} == made
     told = json.loads((out / "compare.json").read_text())

@@ -26,6 +26,7 @@ ORDER = [
     "law",
     "masking",
     "holding",
+    "looking",
     "selection",
     "budgets",
     "drawing",

@@ -89,7 +89,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     wanted = {(name, structure) for name, how in METHODS.items() for structure in how.structures if how.prunes}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
-    assert "15 runs of resnet8 on digits, trained together." in text
+    assert "18 runs of resnet8 on digits, trained together." in text
     assert all(f"| {path.name} " in text for path in first.runs)
     with pytest.raises(
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, number
 from .errors import UserError
+from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
 from .structures import Structure, as_structure
@@ -207,23 +208,22 @@ def shares_of(
 @torch.no_grad()
 def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any) -> dict[str, float]:
     """At how many places each layer's weight is used for one example: the outputs it makes per filter."""
-    rows = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    found = dict.fromkeys(layers, 0.0)
-    handles, modes = [], [(module, module.training) for module in model.modules()]
+    args, kwargs = arguments(example_inputs)
+    examples = len(next(iter((*args, *kwargs.values()))))
+    found, handles = dict.fromkeys(layers, 0.0), []
     for name, module in layers.items():
         filters: Any = getattr(module, "out_channels", None) or getattr(module, "out_features", 1)
 
         def count(_: nn.Module, __: Any, out: Tensor, name: str = name, filters: Any = filters) -> None:
-            found[name] += out.numel() / filters / len(rows[0])
+            found[name] += out.numel() / filters / examples
 
         handles.append(module.register_forward_hook(count))
     try:
-        model.eval()(*rows)
+        with plain_eval(model):
+            model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
     if unused := [name for name, uses in found.items() if not uses]:
         raise UserError(f"layer {unused[0]!r} is not used with these example_inputs: exclude it")
     return found

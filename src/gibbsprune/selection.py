@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from .checks import check_sparsity
 from .errors import UserError
+from .looking import arguments, plain_eval
 from .structures import PRUNABLE, Structure
 
 Selector = str | type | Callable[[str, nn.Module], bool]
@@ -156,21 +157,12 @@ def _leaving(model: nn.Module, examples: Any) -> set[str] | None:
 
 def _exported(model: nn.Module, examples: Any) -> set[str] | None:
     """The modules whose weights give the outputs, on the graph of torch.export; None where there is none."""
-    args, kwargs = (), {}
-    if isinstance(examples, Mapping):
-        kwargs = dict(examples)
-    else:
-        args = (examples,) if isinstance(examples, torch.Tensor) else tuple(examples)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model.eval(), args, kwargs, strict=False)
-    except Exception:  # of the network's own code or of the exporter's many steps
-        return None
-    finally:
-        for module, training in modes:
-            module.training = training
+    args, kwargs = arguments(examples)
+    with plain_eval(model), torch.no_grad():
+        try:
+            program = torch.export.export(model, args, kwargs, strict=False)
+        except Exception:  # of the network's own code or of the exporter's many steps
+            return None
     weights = program.graph_signature.inputs_to_parameters
     found: set[str] = set()
     reached = {node for node in program.graph.nodes if node.op == "output"}

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.aten import arguments, capture
+from gibbsprune.export.aten import capture
 from gibbsprune.export.equality import difference
 from gibbsprune.export.executors import Fused, Lanes, Plain, Sparse
 from gibbsprune.export.parts import as_modules
 from gibbsprune.export.reuse import last_reader, reuse_memory
 from gibbsprune.export.sites import Site, move_borders, site_at
+from gibbsprune.looking import arguments
 from gibbsprune.masking import check_plain
 
 Timing = tuple[int, Callable[[], float]]  # how many rounds, and the clock

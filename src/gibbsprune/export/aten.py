@@ -17,13 +17,11 @@ assertions are gone.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import operator
 import re
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
+from gibbsprune.looking import arguments, plain_eval
 
 aten = torch.ops.aten
 
@@ -64,19 +63,6 @@ _FIRST = {_EVAL_NORM, "max_pool2d_with_indices", "max_pool3d_with_indices", "nat
 _COPIES = {"clone", "detach", "alias", "contiguous", "lift_fresh_copy", "detach_", "lift_fresh"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 _VIEWS = SHAPES | _PARTS | {"detach", "alias", "contiguous", "as_strided", "narrow", "diagonal", "movedim", "view_as"}
-
-
-def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and named arguments of ``forward``: from one tensor, a sequence, or a mapping of names."""
-    if isinstance(example_inputs, Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, (tuple, list)) and example_inputs:
-        return tuple(example_inputs), {}
-    if isinstance(example_inputs, Mapping) and example_inputs:
-        return (), {str(name): value for name, value in example_inputs.items()}
-    raise UserError(
-        f"example_inputs are {example_inputs!r}: allowed are a tensor, a list or a dict of forward's arguments"
-    )
 
 
 def capture(model: nn.Module, example_inputs: Any) -> fx.GraphModule:
@@ -141,29 +127,6 @@ def _name(target: Any) -> str:
 
 def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-
-
-@contextlib.contextmanager
-def plain_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode, without caches, fused encoder layers and the exporter's remarks; everything restored at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    holders = [getattr(module, "config", None) for module in model.modules()]
-    configs: dict[int, Any] = {id(c): c for c in holders if getattr(c, "use_cache", None) is True}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)
-            for config in configs.values():
-                config.use_cache = False
-            model.eval()
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for config in configs.values():
-                config.use_cache = True
-            for module, training in modes:
-                module.training = training
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.aten import arguments, capture, drop_unread, op_name, plain_eval
+from gibbsprune.export.aten import capture, drop_unread, op_name
 from gibbsprune.export.channels import LeftAlone
 from gibbsprune.export.equality import difference, in_rows, rounding
 from gibbsprune.export.folding import fold_batch_norms
@@ -27,6 +27,7 @@ from gibbsprune.export.parts import as_modules
 from gibbsprune.export.plan import Plan, ease
 from gibbsprune.export.reuse import reuse_memory
 from gibbsprune.export.rules import rule_of
+from gibbsprune.looking import arguments, plain_eval
 from gibbsprune.masking import check_plain
 
 PREFERENCES = ("size", "speed")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.aten import arguments
 from gibbsprune.export.equality import difference, rounding
 from gibbsprune.files import write_atomic
+from gibbsprune.looking import arguments
 from gibbsprune.masking import check_plain
 
 DTYPES = ("float32", "float16")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ..aten import arguments
+from ...looking import arguments
 from ..onnx import compared, prepared
 from .library import FLAGS, Library, compiler, library, machine
 from .pack import BYTES

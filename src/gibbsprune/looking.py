@@ -1,0 +1,49 @@
+"""Looking at a network from outside: the arguments of its ``forward``, and its eval mode without side effects."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+
+
+def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and named arguments of ``forward``: from one tensor, a sequence, or a mapping of names."""
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, (tuple, list)) and example_inputs:
+        return tuple(example_inputs), {}
+    if isinstance(example_inputs, Mapping) and example_inputs:
+        return (), {str(name): value for name, value in example_inputs.items()}
+    raise UserError(
+        f"example_inputs are {example_inputs!r}: allowed are a tensor, a list or a dict of forward's arguments"
+    )
+
+
+@contextlib.contextmanager
+def plain_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode, without caches, fused encoder layers and the exporter's remarks; everything restored at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    holders = [getattr(module, "config", None) for module in model.modules()]
+    configs: dict[int, Any] = {id(c): c for c in holders if getattr(c, "use_cache", None) is True}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            for config in configs.values():
+                config.use_cache = False
+            model.eval()
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for config in configs.values():
+                config.use_cache = True
+            for module, training in modes:
+                module.training = training
