@@ -15,7 +15,7 @@ from gibbsprune.training import RECIPES, RunSpec, result
 from gibbsprune.training.finished import Finished, save_finished
 from gibbsprune.training.places import place
 
-EPOCHS = 8  # long enough that a worker can be killed in the middle on a busy machine
+EPOCHS = 6
 NETWORK = """
 from torch import nn
 
@@ -27,22 +27,22 @@ def small(classes, channels):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
     )
 """
-GRID = f"""
-base: {{data: own.npz, model: "own_network:small", recipe: digits, epochs: {EPOCHS}, batch: 24, lr: 3e-3}}
+GRID = """
+base: {data: own.npz, model: "own_network:small", recipe: digits, epochs: EPOCHS, batch: 24, lr: 3e-3}
 grid:
   structure: [weight, kernel]
   sparsity: [0.25, 0.5, 0.75]
 """
 
 
-def write_grid(folder: Path) -> Path:
+def write_grid(folder: Path, epochs: int = EPOCHS) -> Path:
     """A user's own data, network and sweep of 2 × 3 runs; the sweep's file."""
     digits = data.load("digits")
     few = {name: getattr(digits, name)[:192].numpy() for name in ("x_train", "y_train")}
     few |= {name: getattr(digits, name)[:100].numpy() for name in ("x_test", "y_test")}
     np.savez(folder / "own.npz", **few)
     (folder / "own_network.py").write_text(NETWORK)
-    (folder / "grid.yaml").write_text(GRID)
+    (folder / "grid.yaml").write_text(GRID.replace("EPOCHS", str(epochs)))
     return folder / "grid.yaml"
 
 

@@ -13,8 +13,9 @@ import threading
 import pytest
 
 from ray_cluster import two_nodes
-from sweep_bench import EPOCHS, begin, found, write_grid
+from sweep_bench import begin, found, write_grid
 
+EPOCHS = 40  # some seconds, so that a worker is killed in the middle
 PATIENCE = 180  # seconds, many times what one sweep takes
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or not sys.platform.startswith("linux"), reason="needs Ray, on Linux"
@@ -43,7 +44,7 @@ def watch(process: subprocess.Popen, kill: str = "") -> list[str]:
 @pytest.mark.slow
 def test_a_cluster_gives_the_results_of_this_machine_also_when_a_worker_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home of whoever runs the tests
-    file = write_grid(tmp_path)
+    file = write_grid(tmp_path, EPOCHS)
     here, there, hurt = f"{tmp_path}/here", f"{tmp_path}/there", f"local://{tmp_path}/hurt"
     local = begin(file, here, "--at-most", "2")
     with two_nodes() as address:
