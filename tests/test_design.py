@@ -90,8 +90,8 @@ def test_the_core_needs_torch_and_numpy_only(path):
     allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
     standard = {
         "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
-        "fractions", "functools", "hashlib", "importlib", "json", "math", "numbers", "os", "pathlib", "re", "secrets",
-        "threading", "time", "types", "typing", "warnings", "weakref",
+        "fractions", "functools", "hashlib", "importlib", "json", "logging", "math", "numbers", "os", "pathlib", "re",
+        "secrets", "threading", "time", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 

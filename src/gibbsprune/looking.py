@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,15 +34,19 @@ def plain_eval(model: nn.Module) -> Iterator[None]:
     holders = [getattr(module, "config", None) for module in model.modules()]
     configs: dict[int, Any] = {id(c): c for c in holders if getattr(c, "use_cache", None) is True}
     fast = torch.backends.mha.get_fastpath_enabled()
+    exporter = logging.getLogger("torch._export")
+    level = exporter.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            exporter.setLevel(logging.ERROR)
             torch.backends.mha.set_fastpath_enabled(False)
             for config in configs.values():
                 config.use_cache = False
             model.eval()
             yield
         finally:
+            exporter.setLevel(level)
             torch.backends.mha.set_fastpath_enabled(fast)
             for config in configs.values():
                 config.use_cache = True
