@@ -18,7 +18,7 @@ from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .masking import pack, stored_weight
+from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
@@ -87,11 +87,12 @@ class GibbsPruner:
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
-        kind = as_structure(structure)
+        kind = self._kind = as_structure(structure)
+        self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
-        self._targets = self._plan.at(math.inf, lambda: self._means(kind))
+        self._targets = self._now = self._plan.at(math.inf, self._means)
         sites = {name: self._site(name, kind, sampler) for name in self._layers}
         check_gradient(gradient, sites.values())
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
@@ -101,7 +102,7 @@ class GibbsPruner:
         self.schedule = schedule or self.hamiltonian.annealing(epochs, [math.prod(s.shape) for s in sites.values()])
         self.epoch: float = 0
         self.beta: float = self._beta(0)
-        first = self._plan.at(0, lambda: self._means(kind))  # the last to refuse anything: from here the model changes
+        first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
         self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
@@ -119,12 +120,11 @@ class GibbsPruner:
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
-    def _means(self, kind: Structure) -> list[Tensor]:
+    def _means(self) -> list[Tensor]:
         """w̄² of every layer's neighbourhoods."""
-        masked = hasattr(self, "_drawing")
-        weights = [stored_weight(m) if masked else m.weight for m in self._layers.values()]
+        weights = [stored_weight(m) if self.masks else m.weight for m in self._layers.values()]
         return [
-            mean_squares(whole(weight), as_structure(kind, module))  # type: ignore[arg-type]
+            mean_squares(whole(weight), as_structure(self._kind, module))  # type: ignore[arg-type]
             for weight, module in zip(weights, self._layers.values())
         ]
 
@@ -132,7 +132,7 @@ class GibbsPruner:
 
     def _set_sparsities(self, sparsities: dict[str, float]) -> bool:
         """Gives the layers other sparsities; whether any is another one."""
-        changed = sparsities != getattr(self, "_now", self._targets)
+        changed = sparsities != self._now
         self._now = sparsities
         if changed:
             self._drawing.set_sparsities(sparsities)
@@ -150,8 +150,7 @@ class GibbsPruner:
         if self.finalized:
             return
         if self._plan.rises or (begins and self._plan.shared):
-            kind = next(iter(self._drawing.sites.values())).structure
-            changed = self._set_sparsities(self._plan.at(self.epoch, lambda: self._means(kind)))
+            changed = self._set_sparsities(self._plan.at(self.epoch, self._means))
         if begins and (changed or beta != before):
             self._drawing.draw(self.beta, self.steps, again=True)
 
