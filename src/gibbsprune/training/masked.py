@@ -31,13 +31,17 @@ class MaskedNetwork:
         self.model.to(device)
         self.masks: dict[str, Tensor] = {}
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
+        self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
+        survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
-            attach(module, masked := Masked(module.weight, gradient))  # type: ignore[arg-type]
+            attach(module, masked := Masked(module.weight, gradient, survivors))  # type: ignore[arg-type]
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
+            if masked.lost is not None:
+                self.lost[name] = masked.lost
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
@@ -82,7 +86,7 @@ class MaskedNetwork:
 
     def buffers(self) -> dict[str, Tensor]:
         """Batch-norm statistics; masks are drawn anew at every step, or held."""
-        masks = {id(buffer) for buffer in (*self.masks.values(), *self.extras.values())}
+        masks = {id(buffer) for own in (self.masks, self.extras, self.lost) for buffer in own.values()}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
     def run_state(self, k: int) -> dict[str, Tensor]:
@@ -99,12 +103,14 @@ class MaskedNetwork:
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
-        """Run k as an ordinary model on the CPU, with the given masks burnt in."""
+        """Run k as an ordinary model on the CPU, with the given masks burnt in, and what survivors lose."""
         model = new_model(self.specs[k], arrays)
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
             for name, mask in masks.items():
-                model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
+                weight = model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
+                if name in self.lost:
+                    weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())
         return model.eval()
 
 
