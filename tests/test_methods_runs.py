@@ -188,6 +188,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("random-mask", ["--structure", "kernel"], 1),
     ("reinit", ["--from", "gibbs"], 1),
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
+    ("gradual", ["--epochs", "4", "--until", "0.9", "--allocation", "global"], 2),
     ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
 ]
 

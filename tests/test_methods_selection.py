@@ -217,6 +217,23 @@ def test_gradual_removes_kernels_and_filters_of_small_squares(structure, stay):
     assert kept(run) == places(structure, stay)
 
 
+def test_gradual_with_one_threshold_for_the_network_keeps_its_largest_weights():
+    recipe = spec("dense").recipe.replace(epochs=4)
+    run = replica("gradual", model=SMALL, sparsity=0.9, recipe=recipe, settings={"allocation": "global", "until": 1})
+    with torch.no_grad():
+        run.weights["third"].mul_(1.1)
+    total = sum(site.count for site in run.sites.values())
+    for epoch, t in enumerate((0.25, 0.5, 0.75, 1.0)):
+        METHODS["gradual"].begin_epoch(run, epoch)
+        masks, weights = run.masks, run.weights
+        left = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
+        gone = torch.cat([weights[name][~mask].abs() for name, mask in masks.items()])
+        assert gone.max() <= left.min()
+        assert len(left) == int((1 - cubic(0.9, t)) * total + 1e-9)
+    rates = [float(mask.float().mean()) for mask in masks.values()]
+    assert max(rates) > 1.2 * min(rates)
+
+
 # -- random mask and reinit --------------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..budgets import Share, Targets
+from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..site import Site
 from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
@@ -38,7 +37,7 @@ class Masks:
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
         self.sparsities = [site.sparsity for site in sites]
-        given = {k: Targets(s.how.target(s), _shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
+        given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
@@ -143,7 +142,3 @@ class Masks:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
         drawn = set(self.limited)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]
-
-
-def _shares(sites: Mapping[str, Site]) -> dict[str, Share]:
-    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}

@@ -1,15 +1,18 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back.
+so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...budgets import Budget, Targets, site_shares
 from ...checks import number
 from ...schedules import ANNEALED
+from ...threshold import mean_squares
+from .gibbs import ALLOCATION
 from .magnitude import largest
 from .method import Method, Setting
 
@@ -26,17 +29,24 @@ class Gradual(Method):
             f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
             lambda spec: ANNEALED,
             "u",
-        )
+        ),
+        "allocation": ALLOCATION,
     }
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
-        sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
-        if epoch >= ramp:
-            return  # the mask stays
-        for name, site in run.sites.items():
-            scores = site.structure.rows(run.weights[name]).square().mean(1)
-            run.hold(name, largest(scores, site, sparsity))
+        if epoch < ramp:  # then the mask stays
+            keep_largest_of_all(run, cubic(run.spec.sparsity, (epoch + 1) / ramp), run.spec.setting("allocation"))
+
+
+def keep_largest_of_all(run: Replica, sparsity: float, allocation: str) -> None:
+    """Gives every layer the mask of its largest neighbourhoods, at its share of a sparsity of the network."""
+    weights = run.weights
+    means = {name: mean_squares(weights[name], site.structure) for name, site in run.sites.items()}
+    given = sparsity if allocation == "uniform" else Budget(sparsity, allocation=allocation)
+    shared = Targets(given, site_shares(run.sites)).at(0, lambda: list(means.values()))
+    for name, site in run.sites.items():
+        run.hold(name, largest(means[name], site, shared[name]))
 
 
 def cubic(sparsity: float, t: float) -> float:
