@@ -49,6 +49,7 @@ ONE_PHASE = [
     *[("random-mask", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("gradual", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
+    ("rigl", "weight", {"every": 5, "allocation": "uniform"}),
 ]
 LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery"), 2 * EPOCHS)
 
@@ -89,7 +90,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     wanted = {(name, structure) for name, how in METHODS.items() for structure in how.structures if how.prunes}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
-    assert "18 runs of resnet8 on digits, trained together." in text
+    assert "19 runs of resnet8 on digits, trained together." in text
     assert all(f"| {path.name} " in text for path in first.runs)
     with pytest.raises(
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"
@@ -190,6 +191,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
     ("gradual", ["--epochs", "4", "--until", "0.9", "--allocation", "global"], 2),
     ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
+    ("rigl", ["--every", "4"], 1),
 ]
 
 

@@ -10,6 +10,7 @@ from gibbsprune.training.methods import METHODS
 from gibbsprune.training.methods.gradual import cubic
 from gibbsprune.training.methods.lottery import round_sparsity
 from gibbsprune.training.methods.magnitude import largest, rates
+from gibbsprune.training.methods.rigl import exchanged
 from gibbsprune.training.network import new_model
 from method_bench import SMALL, few, kept, replica, spec
 
@@ -234,6 +235,55 @@ def test_gradual_with_one_threshold_for_the_network_keeps_its_largest_weights():
     assert max(rates) > 1.2 * min(rates)
 
 
+# -- rigl --------------------------------------------------------------------------------------------------------------
+
+
+def test_rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest():
+    """10 of 20 weights, of which 3 are exchanged: the weights of ORDERED are 1 … 20, the mask keeps the first ten."""
+    run = replica("rigl", weight=ORDERED, sparsity=0.5, settings={"fraction": 0.6, "until": 1})
+    mask = (torch.arange(20) < 10).view(SHAPE)
+    run.hold("second", mask)  # magnitudes 7 18 3 12 1 20 9 15 5 11
+    gradient = run.gradients["second"].flatten()
+    gradient[:] = torch.arange(20) / 100
+    gradient[[2, 12, 16]] = torch.tensor([-3.0, 2.0, -1.0])
+    moments = run.engine.optimizer.moments_of(run.engine.network.stored("second"))
+    for moment in moments:
+        moment.fill_(1)
+    before = run.weights["second"].clone()
+    METHODS["rigl"].after_step(run, 1, 2)  # half-time: α/2 = 0.3, so that 3, 1 and 5 go
+    stays = [0, 1, 3, 5, 6, 7, 9]
+    assert kept(run) == sorted([*stays, 2, 12, 16])  # 2 comes back at once
+    after = run.weights["second"].flatten()
+    assert torch.equal(after[[*stays, 2]], before.flatten()[[*stays, 2]])
+    assert after.count_nonzero() == 8  # the others start from zero
+    assert all(moment.flatten().nonzero().flatten().tolist() == sorted([*stays, 2]) for moment in moments)
+    assert torch.equal(run.engine.network.masks["second"], run.masks["second"])  # what the next step sees
+
+
+def test_rigl_exchanges_ever_less_and_nothing_in_the_end():
+    assert [exchanged(0.3, step, 100.0) for step in (0, 50, 99, 100, 150)] == pytest.approx(
+        [0.3, 0.15, 0, 0, 0], abs=1e-4
+    )
+    run = replica("rigl", weight=ORDERED, sparsity=0.5)
+    METHODS["rigl"].begin_phase(run, 0)
+    before = run.masks["second"].clone()
+    run.gradients["second"].fill_(1)
+    METHODS["rigl"].after_step(run, 75, 100)
+    assert torch.equal(run.masks["second"], before)
+
+
+def test_rigl_shares_its_sparsity_as_an_erdos_renyi_graph():
+    run = replica("rigl", model=SMALL, sparsity=0.8)
+    METHODS["rigl"].begin_phase(run, 0)
+    left = {name: float(mask.float().mean()) for name, mask in run.masks.items()}
+    raw = {"second": (12 + 8 + 3 + 3) / (12 * 8 * 9), "third": (16 + 12 + 3 + 3) / (16 * 12 * 9)}
+    assert left["second"] / left["third"] == pytest.approx(raw["second"] / raw["third"], rel=0.01)
+    assert sum(int(m.sum()) for m in run.masks.values()) == pytest.approx(0.2 * (12 * 8 + 16 * 12) * 9, abs=2)
+    uniform = replica("rigl", model=SMALL, sparsity=0.8, settings={"allocation": "uniform"})
+    METHODS["rigl"].begin_phase(uniform, 0)
+    assert all(float(mask.float().mean()) == pytest.approx(0.2, abs=0.005) for mask in uniform.masks.values())
+
+
 # -- random mask and reinit --------------------------------------------------------------------------------------------
 
 
@@ -282,5 +332,5 @@ def test_every_method_of_the_comparison_has_its_structures():
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
-        "reinit": every, "gradual": every, "feedback": every,
+        "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",),
     }  # fmt: skip

@@ -24,6 +24,7 @@ STYLES = {
     "targeted-dropout": ("#56B4E9", "v"),
     "gradual": ("#E69F00", "^"),
     "feedback": ("#A04000", "P"),
+    "rigl": ("#5A2A82", "h"),
     "random-mask": (GREY, "x"),
     "reinit": ("#7A5C00", "+"),
 }

@@ -87,7 +87,7 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """One step; values that a method wants back later are put aside after it."""
+        """One step, and what methods do after it: put values aside that they want back later, exchange masks."""
         self._advance()
         self.done += 1
         for run in self.replicas:
@@ -95,6 +95,9 @@ class Engine:
                 self.step.join()
                 self.ranks.average_(self.network.buffers().values())
                 run.put_aside(run.spec.how.keeps[0])
+            if run.every is not None and self.done % run.every == 0:
+                self.step.join()
+                run.spec.how.after_step(run, self.done, run.spec.own_epochs * self.batches.steps)
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""

@@ -40,9 +40,9 @@ class Masks:
         given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
         drawn = {sites[i].run for _, places in self.rules for i in places}
-        gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
+        gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law"]
+        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 

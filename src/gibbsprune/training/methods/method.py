@@ -102,7 +102,7 @@ class Method:
         return spec.sparsity
 
     def gradient(self, spec: RunSpec) -> str:
-        """What reaches a masked weight (:mod:`gibbsprune.masking`), where masks are drawn."""
+        """What reaches a masked weight (:mod:`gibbsprune.masking`); the law's own only where masks are drawn."""
         return "masked"
 
     def fading(self, spec: RunSpec) -> float:
@@ -122,6 +122,13 @@ class Method:
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         """Before every epoch, after :meth:`begin_phase`."""
+
+    def every(self, spec: RunSpec) -> int | None:
+        """After how many steps, again and again, :meth:`after_step` is called; None: never."""
+        return None
+
+    def after_step(self, run: Replica, step: int, steps: int) -> None:
+        """Between two steps, ``step`` of ``steps`` in all being done."""
 
 
 def training(spec: RunSpec) -> Phase:
