@@ -43,7 +43,7 @@ def labels(entries) -> list[str]:
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
         "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping", "random-mask",
-        "reinit", "gradual", "feedback", "rigl",
+        "reinit", "gradual", "feedback", "rigl", "lr-rewinding",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
         "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping", "filter-l1", "random-mask", "reinit",
@@ -226,7 +226,7 @@ def test_a_comparison_of_all_methods(place, capsys):
         assert row["accuracy"] == pytest.approx(statistics.fmean(row["accuracies"]))
         assert row["accuracies_recalibrated"] == [result["accuracy_recalibrated"] for result in results]
         assert row["sparsity"] == pytest.approx(statistics.fmean(result["sparsity"] for result in results))
-        wanted = {"lottery": 8, "magnitude": 2 + 5}.get(row["method"], 2)
+        wanted = {"lottery": 8, "magnitude": 2 + 5, "lr-rewinding": 4}.get(row["method"], 2)
         assert {row["epochs"]} == {result["epochs"] for result in results} == {wanted}
         deviation = 100 * statistics.stdev(row["accuracies"])
         assert f"| {row['label']} " in said

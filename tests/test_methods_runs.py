@@ -51,7 +51,7 @@ ONE_PHASE = [
     *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
     ("rigl", "weight", {"every": 5, "allocation": "uniform"}),
 ]
-LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery"), 2 * EPOCHS)
+LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery", "lr-rewinding"), 2 * EPOCHS)
 
 
 def resnet(method: str, structure: str, sparsity: float = 0.9, **settings) -> RunSpec:
@@ -69,6 +69,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     where = {(one.method, one.structure): str(path) for one, path in zip(first.specs, first.runs)}
     dense = where["dense", "weight"]
     tuned = [resnet("magnitude", "weight", 0.1, tune_epochs=1, **{"from": dense}),
+             resnet("lr-rewinding", "weight", allocation="uniform", **{"from": dense}),
              resnet("filter-l1", "kernel", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("filter-l1", "filter", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("thinet", "filter", 0.75, tune_epochs=1, images=64, **{"from": dense})]  # fmt: skip
@@ -186,12 +187,14 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("targeted-dropout", ["--structure", "kernel", "--ramping"], 1),
     ("filter-l1", ["--structure", "filter", "--sparsity", "0.25", "--tune-epochs", "2"], 3),
     ("thinet", ["--structure", "filter", "--sparsity", "0.5", "--tune-epochs", "3", "--images", "40"], 3),
+    ("thinet", ["--structure", "filter", "--tune-epochs", "2", "--spread", "1", "--tune-rate", "rewind"], 3),
     ("random-mask", ["--structure", "kernel"], 1),
     ("reinit", ["--from", "gibbs"], 1),
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
     ("gradual", ["--epochs", "4", "--until", "0.9", "--allocation", "global"], 2),
     ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
     ("rigl", ["--every", "4"], 1),
+    ("lr-rewinding", ["--rounds", "2"], 3),
 ]
 
 
@@ -341,7 +344,7 @@ def test_an_unfinished_run_cannot_be_started_from(place, tmp_path, monkeypatch, 
         ("l1", {"rounds": 3}, "method 'l1' has no setting 'rounds': allowed are penalty"),
         ("dense", {"penalty": 1}, "method 'dense' has no setting 'penalty': allowed are none"),
         ("magnitude", {"tune_epochs": 1.5}, "tune_epochs is 1.5: allowed are whole numbers from 0"),
-        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0"),
+        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0, and 'rewind'"),
         ("lottery", {"rounds": 0}, "rounds is 0: allowed are whole numbers from 1"),
         ("lottery", {"rewind_step": "x"}, "rewind_step is 'x': allowed are whole numbers from 1, and 'default'"),
         ("lottery", {"round": 4}, "round is 4, but there are 3 rounds"),

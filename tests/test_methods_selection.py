@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gibbsprune.errors import UserError
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.methods import METHODS
 from gibbsprune.training.methods.gradual import cubic
@@ -167,6 +168,58 @@ def test_lottery_trains_once_more_than_it_prunes():
 )
 def test_the_step_to_rewind_to(wanted, steps, at):
     assert METHODS["lottery"].save_at(spec("lottery", settings={"rewind_step": wanted}), steps) == at
+
+
+# -- learning rates rewound --------------------------------------------------------------------------------------------
+
+
+def test_learning_rates_are_rewound_and_weights_are_not():
+    recipe = spec("dense").recipe.replace(epochs=4, milestones=(2, 3), lr=0.1)
+    rates = [0.1, 0.1, 0.01, 0.001]
+    one = spec("lr-rewinding", recipe=recipe)
+    assert [one.learning_rate(epoch) for epoch in range(8)] == pytest.approx(2 * rates)
+    half = spec("lr-rewinding", recipe=recipe, settings={"rounds": 2, "repeat": 0.5})
+    assert (half.total_epochs, half.own_epochs) == (8, 8)
+    assert [half.learning_rate(epoch) for epoch in range(8)] == pytest.approx(rates + 2 * rates[2:])
+    stretched = spec("lr-rewinding", recipe=recipe, stretch=2, settings={"repeat": 0.5, "from": "somewhere"})
+    assert (stretched.total_epochs, stretched.own_epochs) == (12, 4)
+    assert [stretched.learning_rate(epoch) for epoch in range(4)] == pytest.approx([0.01, 0.01, 0.001, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("method", "structure"), [("magnitude", "weight"), ("filter-l1", "filter"), ("thinet", "filter")]
+)
+def test_fine_tuning_with_learning_rates_rewound(method, structure):
+    recipe = spec("dense").recipe.replace(epochs=4, milestones=(2, 3), lr=0.1)
+    settings = {"tune_epochs": 2, "tune_rate": "rewind"}
+    one = spec(method, structure, sparsity=0.2, recipe=recipe, settings=settings)
+    later = [one.learning_rate(epoch) for epoch in range(4, one.own_epochs)]
+    assert later == pytest.approx([0.01, 0.001] * (len(later) // 2))
+    assert "-lrrewind-" in one.name()
+    with pytest.raises(
+        UserError, match=r"^tune_epochs is 5: allowed are the 4 epochs of training at most, with tune_rate"
+    ):
+        spec(method, structure, recipe=recipe, settings={"tune_epochs": 5, "tune_rate": "rewind"})
+
+
+def test_rewinding_prunes_round_by_round_what_is_smallest_in_the_network():
+    """To 1 − √0.1, then to 0.9; a pruned weight that has grown stays pruned."""
+    run = replica("lr-rewinding", model=SMALL, sparsity=0.9, settings={"rounds": 2})
+    how = METHODS["lr-rewinding"]
+    total = sum(site.count for site in run.sites.values())
+    before = {name: torch.ones(site.shape, dtype=torch.bool) for name, site in run.sites.items()}
+    for phase, left in enumerate((1, 0.1**0.5, 0.1)):
+        how.begin_phase(run, phase)
+        weights, masks = run.weights, run.masks
+        assert sum(int(mask.sum()) for mask in masks.values()) == int(left * total + 1e-9)
+        assert all(bool((before[name] | ~mask).all()) for name, mask in masks.items())
+        if phase:
+            kept_ones = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
+            gone = torch.cat([weights[name][before[name] & ~mask].abs() for name, mask in masks.items()])
+            assert gone.max() <= kept_ones.min()
+            for name, mask in masks.items():
+                weights[name][~mask] = 9.0
+        before = {name: mask.clone() for name, mask in masks.items()}
 
 
 # -- gradual -----------------------------------------------------------------------------------------------------------
@@ -332,5 +385,5 @@ def test_every_method_of_the_comparison_has_its_structures():
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
-        "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",),
+        "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",), "lr-rewinding": ("weight",),
     }  # fmt: skip

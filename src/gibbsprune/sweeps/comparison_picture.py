@@ -25,6 +25,7 @@ STYLES = {
     "gradual": ("#E69F00", "^"),
     "feedback": ("#A04000", "P"),
     "rigl": ("#5A2A82", "h"),
+    "lr-rewinding": ("#1B4F72", "p"),
     "random-mask": (GREY, "x"),
     "reinit": ("#7A5C00", "+"),
 }

@@ -73,9 +73,9 @@ class Replica:
             self.hold(name, mask)
             share(engine.network.masks[name], self.k, engine.runs).copy_(mask)
 
-    def stream(self, what: str) -> torch.Generator:
-        """A random stream of the run, from its beginning."""
-        return stream(self.spec.seed, what)
+    def stream(self, what: str, *more: int) -> torch.Generator:
+        """A random stream of the run, from its beginning; ``more`` numbers make further ones of its kind."""
+        return stream(self.spec.seed, what, "cpu", *more)
 
     def values(self) -> dict[str, Tensor]:
         """All parameters and batch-norm statistics of the run, views; not what all runs of an engine share."""

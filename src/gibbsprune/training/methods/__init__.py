@@ -14,6 +14,7 @@ from .magnitude import Magnitude
 from .method import Method, Phase, Rule, Setting
 from .random_mask import RandomMask
 from .reinit import Reinit
+from .rewinding import Rewinding
 from .rigl import RigL
 from .targeted_dropout import TargetedDropout
 from .thinet import ThiNet
@@ -23,7 +24,7 @@ __all__ = ["METHODS", "Method", "Phase", "Rule", "Setting", "method"]
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual(), Feedback(), RigL())
+              Reinit(), Gradual(), Feedback(), RigL(), Rewinding())
 }  # fmt: skip
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...budgets import Budget, Targets, site_shares
 from ...checks import number
 from ...schedules import ANNEALED
-from ...threshold import mean_squares
 from .gibbs import ALLOCATION
-from .magnitude import largest
+from .magnitude import share_largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -36,17 +34,7 @@ class Gradual(Method):
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
         if epoch < ramp:  # then the mask stays
-            keep_largest_of_all(run, cubic(run.spec.sparsity, (epoch + 1) / ramp), run.spec.setting("allocation"))
-
-
-def keep_largest_of_all(run: Replica, sparsity: float, allocation: str) -> None:
-    """Gives every layer the mask of its largest neighbourhoods, at its share of a sparsity of the network."""
-    weights = run.weights
-    means = {name: mean_squares(weights[name], site.structure) for name, site in run.sites.items()}
-    given = sparsity if allocation == "uniform" else Budget(sparsity, allocation=allocation)
-    shared = Targets(given, site_shares(run.sites)).at(0, lambda: list(means.values()))
-    for name, site in run.sites.items():
-        run.hold(name, largest(means[name], site, shared[name]))
+            share_largest(run, cubic(run.spec.sparsity, (epoch + 1) / ramp), run.spec.setting("allocation"))
 
 
 def cubic(sparsity: float, t: float) -> float:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from ..spec import RunSpec
 
 
+#: In place of a learning rate: those of the last epochs of training.
+REWIND = "rewind"
+
+
 @dataclass(frozen=True)
 class Phase:
     """Some epochs with a learning rate of their own; ``rate`` takes the phase's epoch, counted from 0."""
@@ -137,7 +141,13 @@ def training(spec: RunSpec) -> Phase:
                  lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
 
 
+def rewound(spec: RunSpec, epochs: int, name: str = "retrain") -> Phase:
+    """The last epochs of the recipe's learning rates once more (learning-rate rewinding, Renda et al. 2020)."""
+    whole = training(spec)
+    return Phase(name, epochs, lambda epoch: whole.rate(whole.epochs - epochs + epoch))
+
+
 def tuning(spec: RunSpec, epochs: int, name: str = "tune") -> Phase:
-    """Fine-tuning at a constant learning rate."""
-    rate = float(spec.setting("tune_rate"))
-    return Phase(name, epochs, lambda epoch: rate)
+    """Fine-tuning at a constant learning rate, or with learning rates rewound."""
+    rate = spec.setting("tune_rate")
+    return rewound(spec, epochs, name) if rate == REWIND else Phase(name, epochs, lambda epoch: float(rate))
