@@ -42,11 +42,13 @@ def labels(entries) -> list[str]:
 
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
-        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping", "random-mask",
+        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "random-mask",
         "reinit", "gradual", "feedback", "rigl", "lr-rewinding",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
-        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping", "filter-l1", "random-mask", "reinit",
+        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "filter-l1", "random-mask", "reinit",
         "gradual", "feedback",
     ]  # fmt: skip
     assert set(labels(choose("filter"))) == {*labels(choose("kernel")), "thinet"}

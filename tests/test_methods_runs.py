@@ -46,6 +46,7 @@ ONE_PHASE = [
     ("l1", "weight", {}),
     *[("targeted-dropout", structure, {}) for structure in ("weight", "kernel", "filter")],
     ("targeted-dropout", "weight", {"ramping": True}),
+    ("targeted-dropout", "weight", {"ramp": "authors"}),
     *[("random-mask", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("gradual", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
@@ -91,7 +92,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     wanted = {(name, structure) for name, how in METHODS.items() for structure in how.structures if how.prunes}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
-    assert "19 runs of resnet8 on digits, trained together." in text
+    assert "20 runs of resnet8 on digits, trained together." in text
     assert all(f"| {path.name} " in text for path in first.runs)
     with pytest.raises(
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"
@@ -185,6 +186,7 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--from", "lottery"], 3),
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--round", "1", "--from", "lottery"], 1),
     ("targeted-dropout", ["--structure", "kernel", "--ramping"], 1),
+    ("targeted-dropout", ["--epochs", "4", "--ramp", "authors"], 2),
     ("filter-l1", ["--structure", "filter", "--sparsity", "0.25", "--tune-epochs", "2"], 3),
     ("thinet", ["--structure", "filter", "--sparsity", "0.5", "--tune-epochs", "3", "--images", "40"], 3),
     ("thinet", ["--structure", "filter", "--tune-epochs", "2", "--spread", "1", "--tune-rate", "rewind"], 3),

@@ -22,7 +22,7 @@ from .orders import Orders
 LARGEST = 32
 
 #: Trained besides the methods themselves.
-VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping",)}
+VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping", "targeted-dropout:ramp=authors")}
 
 #: Methods that can share the dense run.
 FROM_DENSE = ("magnitude", "filter-l1", "thinet", "lr-rewinding")

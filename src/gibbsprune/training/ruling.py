@@ -15,7 +15,7 @@ from ..samplers import stream
 from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rule
+from .methods import Rising, Rule
 from .spec import RunSpec
 
 
@@ -47,9 +47,12 @@ class Masks:
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def set_levels(self, epoch: int) -> list[float]:
-        """The runs' levels in an epoch."""
+        """The runs' levels in an epoch, and whatever else of their rules follows it."""
         values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(values, dtype=torch.float64))
+        for rule, _ in self.rules:
+            if isinstance(rule, Rising):
+                rule.set_epoch(epoch)
         return values
 
     def set_decays(self, decays: Mapping[str, Tensor]) -> None:

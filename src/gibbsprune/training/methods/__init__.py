@@ -11,7 +11,7 @@ from .gradual import Gradual
 from .l1 import L1
 from .lottery import Lottery
 from .magnitude import Magnitude
-from .method import Method, Phase, Rule, Setting
+from .method import Method, Phase, Rising, Rule, Setting
 from .random_mask import RandomMask
 from .reinit import Reinit
 from .rewinding import Rewinding
@@ -19,7 +19,7 @@ from .rigl import RigL
 from .targeted_dropout import TargetedDropout
 from .thinet import ThiNet
 
-__all__ = ["METHODS", "Method", "Phase", "Rule", "Setting", "method"]
+__all__ = ["METHODS", "Method", "Phase", "Rising", "Rule", "Setting", "method"]
 
 METHODS: dict[str, Method] = {
     m.name: m

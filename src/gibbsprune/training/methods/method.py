@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,13 @@ class Rule(Protocol):
     def draw(
         self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
     ) -> list[Tensor]: ...
+
+
+@runtime_checkable
+class Rising(Rule, Protocol):
+    """A rule of which more than the level changes from epoch to epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
 
 
 class Method:
