@@ -44,7 +44,7 @@ def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
         "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping",
         "targeted-dropout:ramp=authors", "random-mask",
-        "reinit", "gradual", "feedback", "rigl", "lr-rewinding",
+        "reinit", "gradual", "feedback", "rigl", "lr-rewinding", "str",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
         "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping",

@@ -386,4 +386,5 @@ def test_every_method_of_the_comparison_has_its_structures():
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
         "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",), "lr-rewinding": ("weight",),
+        "str": ("weight",),
     }  # fmt: skip

@@ -319,6 +319,7 @@ def test_runs_of_all_methods_in_one_fleet_are_what_they_are_alone(digits, source
         small("random-mask", recipe=long),
         small("gradual", "filter", recipe=long, sparsity=0.5),
         small("lr-rewinding", sparsity=0.5, settings={"repeat": 0.5, "rounds": 2}),
+        small("str", recipe=long, sparsity=0.5, settings={"start": -3, "level_decay": 0.1}),
         small("rigl", recipe=long, sparsity=0.5, settings={"every": 3}),
         small("lottery", seed=3, settings={"rounds": 1, "rewind_step": 7}),
         small("lottery", recipe=brief, settings={"rounds": 3}),

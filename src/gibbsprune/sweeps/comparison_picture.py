@@ -26,6 +26,7 @@ STYLES = {
     "feedback": ("#A04000", "P"),
     "rigl": ("#5A2A82", "h"),
     "lr-rewinding": ("#1B4F72", "p"),
+    "str": ("#145A32", "d"),
     "random-mask": (GREY, "x"),
     "reinit": ("#7A5C00", "+"),
 }

@@ -15,6 +15,7 @@ from ..structures import check_mask
 from ..threshold import Segments
 from .finished import Finished
 from .fuse import share
+from .shrinking import shrink
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -56,6 +57,12 @@ class Replica:
         """The gradient of the last step at the stored weight of every pruned layer."""
         network, of = self.engine.network, self.engine.optimizer.gradient_of
         return {name: share(of(network.stored(name)), self.k, network.runs) for name in self.sites}
+
+    @property
+    def shrunk(self) -> Mapping[str, Tensor]:
+        """The weight of every pruned layer with the soft threshold that it has learned."""
+        levels = self.engine.network.levels
+        return {name: shrink(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
 
     @cached_property
     def segments(self) -> Segments:

@@ -16,6 +16,7 @@ from .random_mask import RandomMask
 from .reinit import Reinit
 from .rewinding import Rewinding
 from .rigl import RigL
+from .soft_threshold import SoftThreshold
 from .targeted_dropout import TargetedDropout
 from .thinet import ThiNet
 
@@ -24,7 +25,7 @@ __all__ = ["METHODS", "Method", "Phase", "Rising", "Rule", "Setting", "method"]
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual(), Feedback(), RigL(), Rewinding())
+              Reinit(), Gradual(), Feedback(), RigL(), Rewinding(), SoftThreshold())
 }  # fmt: skip
 
 

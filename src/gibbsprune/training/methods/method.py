@@ -124,6 +124,10 @@ class Method:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
         return 0.0
 
+    def shrinking(self, spec: RunSpec) -> tuple[float, float] | None:
+        """Where the level s of a soft threshold σ(s) per layer starts that is learned, and its decay; None: none is."""
+        return None
+
     def save_at(self, spec: RunSpec, steps: int) -> int | None:
         """After how many steps, of ``steps`` in its first phase, the first of what the run ``keeps`` is put aside."""
         return None
