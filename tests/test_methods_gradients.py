@@ -39,6 +39,7 @@ KINDS = [
     spec(**RISING),
     spec("feedback", allocation="lamp"),
     spec(ramp="linear", gradient="law", units="threshold", fading=1e-3),
+    spec("gradual", allocation="global"),
     spec("gradual"),
     spec(**RISING, survivors="shrunk", temperature="zero", fading=1e-3),
 ]

@@ -51,11 +51,9 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
     fleet, other = Fleet([spec], digits), Fleet([spec], digits)
     (engine,), (source,) = fleet.engines, other.engines
     model = new_model(spec, digits).train()
-    options = {}
-    if "units" in settings:
-        relative = gp.Linear("square", relative=True) if structure == "weight" else gp.Quadratic(1.0, relative=True)
-        options = {"hamiltonian": relative, "gradient": settings["gradient"]}
-        options["survivors"] = settings.get("survivors", "whole")
+    relative = "units" in settings  # as the pruner is by default; a run has the paper's units
+    options = {"gradient": settings["gradient"]} if relative else {"hamiltonian": spec.hamiltonian}
+    options["survivors"] = settings.get("survivors", "whole")
     sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if "ramp" in settings else spec.sparsity
     pruner = gp.GibbsPruner(model, sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs, **options)
     decayed = [p for p in model.parameters() if p.dim() == 4]
@@ -111,9 +109,10 @@ NETWORKS = {
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_layers_laws_and_schedules_are_the_same_by_default(network, structure):
+def test_layers_laws_and_schedules_are_the_same(network, structure):
     for name in (None, *possible(as_structure(structure))):
-        spec = RunSpec(structure=structure, hamiltonian=name, sparsity=0.5, epochs=30)
+        settings = {"units": "threshold"} if name is None else {}
+        spec = RunSpec(structure=structure, hamiltonian=name, sparsity=0.5, epochs=30, settings=settings)
         model = NETWORKS[network]()
         sites = run_sites(spec, model)
         beta = spec.how.level(spec, list(sites.values()))

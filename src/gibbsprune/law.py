@@ -289,7 +289,7 @@ def sample(
 
     Args:
         weight: of the layer.
-        hamiltonian: an object or a name; None for the structure's best.
+        hamiltonian: an object or a name; None for the structure's best, with β in units of the threshold.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
         sparsity: the fraction to remove.
         beta: the inverse temperature β.

@@ -48,8 +48,9 @@ class GibbsPruner:
         sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
             ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
-            best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
+            for the structure's best with β in units of the threshold, so that one schedule suits every network:
+            ``Linear("square", relative=True)`` for weights, else ``Quadratic(1.0, relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
             :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave

@@ -258,7 +258,7 @@ class Fleet:
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
-    total = sum(p.numel() for p in engine.network.model.parameters()) // engine.runs
+    total = engine.network.size()
     layers: list[dict[str, Any]] = []
     for name, site in engine.network.names[k].items():
         weights, kept = masks[name].numel(), int(masks[name].sum())

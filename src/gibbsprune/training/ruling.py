@@ -8,15 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..budgets import Share, Targets
+from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..site import Site
 from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rule
+from .methods import Rising, Rule
 from .spec import RunSpec
 
 
@@ -38,20 +37,23 @@ class Masks:
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
         self.sparsities = [site.sparsity for site in sites]
-        given = {k: Targets(s.how.target(s), _shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
+        given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
         drawn = {sites[i].run for _, places in self.rules for i in places}
-        gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
+        gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law"]
+        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         self.shrunk = {k for k, spec in enumerate(specs) if k in drawn and spec.how.survivors(spec) == "shrunk"}
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def set_levels(self, epoch: int) -> list[float]:
-        """The runs' levels in an epoch."""
+        """The runs' levels in an epoch, and whatever else of their rules follows it."""
         values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(values, dtype=torch.float64))
+        for rule, _ in self.rules:
+            if isinstance(rule, Rising):
+                rule.set_epoch(epoch)
         return values
 
     def set_decays(self, decays: Mapping[str, Tensor]) -> None:
@@ -157,7 +159,3 @@ class Masks:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
         drawn = set(self.limited)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]
-
-
-def _shares(sites: Mapping[str, Site]) -> dict[str, Share]:
-    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}
