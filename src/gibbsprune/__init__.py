@@ -23,7 +23,7 @@ from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
-from .structures import Filter, Kernel, Structure, Weight
+from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
 
 if TYPE_CHECKING:
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NM",
+    "AtMost",
     "Binary",
+    "Block",
     "Budget",
+    "Column",
     "ConstantSchedule",
     "CubicSchedule",
     "Filter",
