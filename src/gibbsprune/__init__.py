@@ -16,6 +16,7 @@ from .export import (
     load_packed,
     packed_size,
     save_packed,
+    to_semi_structured,
 )
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
@@ -69,6 +70,7 @@ __all__ = [
     "sample",
     "save_packed",
     "threshold",
+    "to_semi_structured",
 ]
 
 

@@ -21,6 +21,7 @@ from .site import Site
 from .stacks import GREATEST, Stack, in_units
 from .threshold import CHUNK, Segments
 
+SURE = 50.0  # a field beyond which a weight that is compared with Q is decided, up to e^−100
 CERTAIN = 1e30  # a field that decides of a weight, whatever its neighbours' are
 NEVER = 1e34  # that of what fills up a group, and is kept by none
 
@@ -126,7 +127,9 @@ class Limited(Stack):
                 inside, outside = cuts(squares, self.most)
                 threshold = (inside + outside) / 2
         unit = self.hamiltonian.unit(threshold, self.size)
-        return self.hamiltonian.field(squares, values, threshold) * (beta if unit is None else in_units(beta, unit))
+        scale = beta if unit is None else in_units(beta, unit)
+        field = self.hamiltonian.field(squares, values, threshold) * scale
+        return field.clamp_(-SURE, SURE) if self.exact and not self.cancels else field
 
     def _drawn(self, field: Tensor, source: Source, part: slice, draws: int) -> Tensor:
         if self.ragged:

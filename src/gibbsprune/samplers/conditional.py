@@ -29,6 +29,7 @@ from .rows import Rows
 
 PATTERNS = 36  # of a row, up to which they are listed
 BLOCK = 1 << 15  # rows worked on at once on a CPU: small enough to stay in the cache
+RARE = -80.0  # exponents below it, of numbers so small that a CPU takes its time for them
 BUDGET = 1 << 22  # numbers of the recursion held at once
 
 
@@ -69,7 +70,7 @@ def by_pattern(field: Tensor, uniform: Tensor, keep: int) -> Tensor:
         for i in others:
             total += odds[i]
     logs -= logs.amax(0)
-    logs.exp_()
+    logs.clamp_(min=RARE).exp_()
     for before, total in itertools.pairwise(logs):
         total += before
     return (logs[:-1] <= uniform * logs[-1]).sum(0)
