@@ -17,12 +17,16 @@ ORDER = [
     "text",
     "distributed",
     "structures",
+    "limits",
     "threshold",
+    "survivors",
     "schedules",
     "hamiltonians",
     "samplers",
     "lanes",
     "site",
+    "stacks",
+    "limited",
     "law",
     "masking",
     "holding",
@@ -34,10 +38,11 @@ ORDER = [
     "saving",
     "pruner",
 ]
+FOLDERS = ("structures", "samplers")
 FILES = [
-    *(PACKAGE / f"{name}.py" for name in ORDER if name != "samplers"),
+    *(PACKAGE / f"{name}.py" for name in ORDER if name not in FOLDERS),
     *sorted(PACKAGE.glob("*_triton.py")),
-    *sorted((PACKAGE / "samplers").glob("*.py")),
+    *(path for folder in FOLDERS for path in sorted((PACKAGE / folder).glob("*.py"))),
 ]
 
 
@@ -74,7 +79,7 @@ def test_a_module_imports_only_from_those_before_it(path):
     for name in imports(path)[0]:
         there = name.split(".")[0].removesuffix("_triton")
         assert there in ORDER, f"{path.name} imports {name}, which is not of the core"
-        within = there == here and (here == "samplers" or name.split(".")[0].endswith("_triton"))
+        within = there == here and (here in FOLDERS or name.split(".")[0].endswith("_triton"))
         assert within or ORDER.index(there) < ORDER.index(here), f"{path.name} imports {name}"
 
 
@@ -90,8 +95,8 @@ def test_the_core_needs_torch_and_numpy_only(path):
     allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
     standard = {
         "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
-        "fractions", "functools", "hashlib", "importlib", "json", "logging", "math", "numbers", "os", "pathlib", "re",
-        "secrets", "threading", "time", "types", "typing", "warnings", "weakref",
+        "fractions", "functools", "hashlib", "importlib", "itertools", "json", "logging", "math", "numbers",
+        "os", "pathlib", "re", "secrets", "threading", "time", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 

@@ -16,6 +16,7 @@ from .export import (
     load_packed,
     packed_size,
     save_packed,
+    to_semi_structured,
 )
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
@@ -23,7 +24,7 @@ from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
-from .structures import Filter, Kernel, Structure, Weight
+from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
 
 if TYPE_CHECKING:
@@ -32,8 +33,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NM",
+    "AtMost",
     "Binary",
+    "Block",
     "Budget",
+    "Column",
     "ConstantSchedule",
     "CubicSchedule",
     "Filter",
@@ -65,6 +70,7 @@ __all__ = [
     "sample",
     "save_packed",
     "threshold",
+    "to_semi_structured",
 ]
 
 

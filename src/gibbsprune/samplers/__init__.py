@@ -6,6 +6,7 @@ two_point      the binary Hamiltonian: x_cvg or uniform
 enumeration    all 2^n states of a neighbourhood, n ≤ 16
 chromatic      the paper's Markov chain for filters: 50 sweeps over two halves
 exact          the quadratic law at any size, through its auxiliary field
+conditional    spins by themselves, of which a neighbourhood keeps a limited number
 auto           the fastest exact one
 =============  =================================================================================================
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from ..checks import bad, check_one_of, listed
 from ..threshold import in_triton
-from . import chromatic, enumeration, exact, independent, two_point
+from . import chromatic, conditional, enumeration, exact, independent, two_point
 from .rows import SWEEPS, Rows
 from .source import Source, stream
 
@@ -49,15 +50,25 @@ SAMPLERS = {
     "enumeration": Sampler(enumeration.draw, enumeration.LIMIT),
     "chromatic": Sampler(chromatic.draw),
     "exact": Sampler(exact.draw),
+    "conditional": Sampler(conditional.draw),
 }
 NAMES = ("auto", *SAMPLERS)
 IN_TRITON = ("independent", "chromatic", "exact")
 
 
-def resolve(sampler: str, hamiltonian: Hamiltonian, size: int) -> str:
-    """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible."""
+def resolve(sampler: str, hamiltonian: Hamiltonian, size: int, limited: bool = False) -> str:
+    """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible.
+
+    Args:
+        sampler: a name, or "auto".
+        hamiltonian: the law.
+        size: of a neighbourhood.
+        limited: whether only so many of it may be kept.
+    """
     check_one_of("sampler", sampler, NAMES)
     names = hamiltonian.samplers
+    if limited and "two_point" not in names:
+        names = ("conditional",)
     if sampler == "auto":
         return names[0]
     if sampler not in names:
@@ -79,4 +90,6 @@ def draw(sampler: str, rows: Rows) -> Tensor:
     """A mask (rows, n) by a resolved sampler; a neighbourhood of one element has nothing to be coupled with."""
     if sampler == "independent" or rows.source.size == 1:
         return independent.draw(rows)
+    if rows.limits is not None:
+        return conditional.draw(rows)
     return (kernel(sampler, rows.field) or SAMPLERS[sampler]).draw(rows)

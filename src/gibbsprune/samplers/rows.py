@@ -21,6 +21,7 @@ class Rows:
         source: the rows' random numbers.
         split: where a chain cuts a row in two halves.
         sweeps: how often a chain resamples both.
+        limits: the least and the most that a row keeps, if it is limited.
     """
 
     field: Tensor
@@ -28,3 +29,4 @@ class Rows:
     source: Source
     split: int = 1
     sweeps: int = SWEEPS
+    limits: tuple[int, int] | None = None
