@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
+from .couplings import Coupled, Neighbours, Pairwise, Redundancy
 from .errors import UserError
 from .export import (
     accelerate,
@@ -17,6 +18,7 @@ from .export import (
     packed_size,
     save_packed,
 )
+from .graphs import all_pairs, grid_pairs
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
@@ -35,6 +37,7 @@ __all__ = [
     "Binary",
     "Budget",
     "ConstantSchedule",
+    "Coupled",
     "CubicSchedule",
     "Filter",
     "GibbsPruner",
@@ -44,12 +47,16 @@ __all__ = [
     "Linear",
     "LinearSchedule",
     "LogSchedule",
+    "Neighbours",
+    "Pairwise",
     "Quadratic",
+    "Redundancy",
     "Schedule",
     "Structure",
     "UserError",
     "Weight",
     "accelerate",
+    "all_pairs",
     "compact",
     "compile_c",
     "converged_mask",
@@ -57,6 +64,7 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "grid_pairs",
     "hold_zeros",
     "load_packed",
     "load_run",

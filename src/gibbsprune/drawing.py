@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .distributed import Whole, leave_out, rehome, reshard
+from .importance import Score
 from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
 from .samplers import stream
@@ -16,7 +17,7 @@ from .site import Site
 
 
 class Drawing:
-    """Masks over the weights of ``layers``; the model is changed in place.
+    r"""Masks over the weights of ``layers``; the model is changed in place.
 
     Args:
         model: the network.
@@ -25,7 +26,8 @@ class Drawing:
         pruned: the names of those that lose anything at all, now or later.
         gradient: what reaches a masked weight (see :mod:`gibbsprune.masking`).
         seed: of the random streams.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        importance: what takes the place of the weight's magnitude (:mod:`gibbsprune.importance`).
     """
 
     def __init__(
@@ -37,18 +39,24 @@ class Drawing:
         gradient: str,
         seed: int,
         sweeps: int,
+        importance: str = "magnitude",
     ) -> None:
         self.model, self.layers, self.sites, self.pruned = model, dict(layers), dict(sites), pruned
         self.gradient, self.seed, self.sweeps = gradient, seed, sweeps
         self.generators: dict[torch.device, torch.Generator] = {}
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
+        self.scores: dict[str, Score] = {}
+        self.warm = any(site.warm for site in sites.values())
         self.masks = {
             name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient)  # type: ignore[arg-type]
             for name, module in self.layers.items()
         }
         for name, module in self.layers.items():
             attach(module, self.masks[name])
+            if importance != "magnitude":
+                masked = self.masks[name]
+                self.scores[name] = masked.score = Score(importance, module, stored_weight(module), masked.seeing)
             rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
         own = ("mask", "converged", "extra")
         leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
@@ -96,6 +104,7 @@ class Drawing:
             law, weights = self._law(names), self._weights(names)
             device = weights.weights[0].device
             generator = self.generator(device, steps)
+            going = [self.masks[name].mask for name in names] if self.warm and device in self.before else None
             if again and device in self.before:
                 generator.set_state(self.before[device])
             self.before[device] = generator.get_state()
@@ -103,7 +112,7 @@ class Drawing:
                 masks = law.converged(weights)
             else:
                 how = law.final if last else law.draw
-                masks = how(weights, _betas(beta, device), [generator], self.sweeps)
+                masks = how(weights, _betas(beta, device), [generator], self.sweeps, going)
             found.append((names, masks))
         return found
 
@@ -130,7 +139,9 @@ class Drawing:
         return [tuple(names) for names in groups.values()]
 
     def _weights(self, names: tuple[str, ...]) -> Whole:
-        return Whole(stored_weight(self.layers[name]) for name in names)
+        """What the laws are of: the weights, or the scores in their place."""
+        stored = {name: stored_weight(self.layers[name]) for name in names}
+        return Whole(self.scores[name](weight) if name in self.scores else weight for name, weight in stored.items())
 
     def _law(self, names: tuple[str, ...]) -> Law:
         if names not in self._laws:
@@ -151,6 +162,8 @@ class Drawing:
 
     def take_off(self, masks: Mapping[str, Tensor]) -> None:
         """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
+        for score in self.scores.values():
+            score.detach()
         for name, module in self.layers.items():
             burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)))
             rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ with a coupling c (0 for the linear ones), each unordered pair counted once, and
 weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A *relative* one measures β in units
 of its own field, so that one schedule suits every layer, network and weight decay (:meth:`Hamiltonian.unit`). A new
 Hamiltonian of this form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
+Energies with other pairs are in :mod:`gibbsprune.couplings`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor
 
 from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
+from .graphs import Graph
 from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
 from .structures import STRUCTURES, Structure, as_structure, check_mask
-from .threshold import check_weight, converged_mask, mean_squares, quantile
+from .threshold import check_weight, converged_mask, kept_count, mean_squares, quantile
 
 LN2 = math.log(2.0)
 
@@ -56,6 +58,10 @@ class Hamiltonian(ABC):
         """The coupling of a pair in a neighbourhood of ``size``."""
         return self.coupling
 
+    def pairing(self, shape: Sequence[int], structure: Structure) -> Graph | None:
+        """Which elements of a layer interact, where these are not all of a neighbourhood (:mod:`.couplings`)."""
+        return None
+
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
         return LogSchedule(0.7, 1e4, epochs)
@@ -71,6 +77,20 @@ class Hamiltonian(ABC):
             pairs = (spins.sum(-1).square() - spins.shape[-1]) / 2
             total = total - self.strength(spins.shape[-1]) * pairs.sum(-1)
         return total
+
+    def pair_energy(
+        self, spins: Tensor, rows: Tensor, mean: float, shape: Sequence[int], structure: Structure
+    ) -> Tensor | float:
+        """What pairs of :meth:`pairing` add to H of spins (..., rows, n) of a layer with the weights ``rows``.
+
+        Args:
+            spins: ±1.
+            rows: of weights, (rows, n).
+            mean: of a mask's spins at the layer's sparsity.
+            shape: of the layer's weight.
+            structure: how it is cut.
+        """
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -267,4 +287,6 @@ def energy(
         field = field / unit
     stack = mask.reshape(-1, *weight.shape)
     spins = torch.stack([kind.rows(m) for m in stack]).double() * 2 - 1
-    return chosen.energy(spins, field).reshape(lead)
+    mean = 2 * kept_count(sparsity, len(means)) / len(means) - 1
+    pairs = chosen.pair_energy(spins, kind.rows(weight), mean, weight.shape, kind)
+    return (chosen.energy(spins, field) + pairs).reshape(lead)

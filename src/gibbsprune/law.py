@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from .checks import check_beta, check_sparsity, check_whole
+from .couplings import Coupled
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
-from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
+from .samplers import SWEEPS, Pairs, Rows, Source, draw, kernel, two_point
 from .site import Site
 from .structures import Structure, as_structure
 from .threshold import CHUNK, Segments, check_weight, converged_mask
@@ -56,7 +57,9 @@ class Law:
         for index, site in enumerate(self.sites):
             alone = index if math.prod(site.shape) > LARGE else -1
             split = site.structure.split(site.shape)
-            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
+            pairs = site.shape if site.pairing else ()
+            chain = (site.sweeps or 0, site.warm, pairs)
+            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone, *chain)
             groups.setdefault(key, []).append(index)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
@@ -76,6 +79,7 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """One mask per site.
 
@@ -83,10 +87,11 @@ class Law:
             weights: of the sites.
             betas: β of each run, on the weights' device.
             generators: the random stream of each run.
-            sweeps: of the chromatic sampler.
+            sweeps: of a chain.
+            before: the masks of the sites, from which warm chains go on; None where all begin anew.
         """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
+        jobs = [partial(group.draw, weights, betas, generators, sweeps, before=before) for group in self.groups]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
         for group, rows in zip(self.groups, drawn):
             group.scatter(rows, masks)
@@ -98,12 +103,13 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """The masks with which training ends: one more :meth:`draw`, of the same arguments.
 
         A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
         """
-        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
+        drawn, converged = self.draw(weights, betas, generators, sweeps, before), self.converged(weights)
         ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
 
@@ -145,6 +151,7 @@ class _Group:
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
         self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
+        self.pairs, self.sweeps, self.warm = first.pairing, first.sweeps, first.warm
 
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
@@ -157,9 +164,13 @@ class _Group:
 
     def squares(self, weights: Sequence[Tensor]) -> Tensor:
         """w² of all sites, (rows, n), in float32 or better."""
-        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
-        stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
+        stacked = self._stacked(weights)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32)).square()
+
+    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The rows of weights or masks of all sites, (rows, n)."""
+        parts = [s.structure.rows(tensors[i].detach()) for i, s in zip(self.members, self.sites)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def means(self, squares: Tensor) -> Tensor:
         return squares.flatten() if self.size == 1 else squares.mean(1)
@@ -171,9 +182,15 @@ class _Group:
         generators: Sequence[torch.Generator | None],
         sweeps: int,
         draws: int = 1,
+        before: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """A mask (draws · rows, n); more than one draw only for a single site."""
-        mask = self._draw(weights, betas, generators, sweeps, draws)
+        sweeps = self.sweeps or sweeps
+        if self.pairs is not None:
+            start = None if before is None or not self.warm else self._stacked(before)
+            mask = self._draw_pairs(self._stacked(weights), betas, generators, sweeps, draws, start)
+        else:
+            mask = self._draw(weights, betas, generators, sweeps, draws)
         if not self.segments.fixed:  # a sparsity of 0 keeps all, and one that rises may begin with it
             mask |= self.segments.kept_whole(mask.device).repeat(draws)[:, None]
         return mask
@@ -243,6 +260,59 @@ class _Group:
         coupling = (beta * self.hamiltonian.strength(self.size)).expand(len(squares), 1).repeat(draws, 1)
         return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
+    # -- pairs of their own --------------------------------------------------------------------------------------------
+
+    def _draw_pairs(
+        self,
+        weights: Tensor,
+        betas: Tensor,
+        generators: Sequence[torch.Generator | None],
+        sweeps: int,
+        draws: int,
+        start: Tensor | None,
+    ) -> Tensor:
+        """A mask (draws · rows, n) where the Hamiltonian says which elements interact; sites have one shape."""
+        energy, pairs = self.hamiltonian, self.pairs
+        assert isinstance(energy, Coupled)
+        assert pairs is not None
+        squares = weights.to(torch.promote_types(weights.dtype, torch.float32)).square()
+        means = self.means(squares)
+        threshold = self.segments.thresholds(means)
+        beta, scale = (self.segments.spread(values)[:, None] for values in self._scales(betas, threshold))
+        field = energy.field(squares, means[:, None], self.segments.spread(threshold)[:, None]) * scale
+        rows = self._interacting(field.sum(1, keepdim=True) if energy.whole else field)[:, :, 0]
+        strengths = energy.strengths(self._interacting(weights.to(squares.dtype)), pairs)
+        beta = beta.view(len(rows), -1)[:, :1]
+        if energy.centred:
+            mean = self.segments.spread(self._mean_spin(means.device).to(beta.dtype)).view(len(rows), -1)[:, :1]
+            rows = rows - mean * beta * pairs.total(strengths.to(rows.dtype))
+        blocks = [len(rows) * count // sum(self.run_rows) * draws for count in self.run_rows]
+        source = Source([generators[r] for r in self.runs], blocks, pairs.size, means.device)
+        begin = None if start is None else self._interacting(start[:, :1] if energy.whole else start)[:, :, 0]
+        rows, beta = (t.repeat(draws, 1) if draws > 1 else t for t in (rows, beta))
+        strengths = strengths.repeat(draws, 1) if draws > 1 and len(strengths) > 1 else strengths
+        held = Pairs(pairs, strengths, energy.vectors)
+        mask = draw(self.sampler, Rows(rows, beta, source, self.split, sweeps, held, begin))
+        if not energy.whole:
+            return mask
+        first = self.sites[0]
+        each = mask.view(draws * len(self.sites), -1, pairs.size)
+        return energy.put_back(each, first.shape, first.structure).reshape(-1, 1).expand(-1, self.size)
+
+    def _interacting(self, values: Tensor) -> Tensor:
+        """Values of all rows, (rows, k), as (rows that interact, elements, k); k = 1 where n elements do."""
+        energy, first = self.hamiltonian, self.sites[0]
+        assert isinstance(energy, Coupled)
+        if not energy.whole:
+            return values[:, :, None]
+        each = values.view(len(self.sites), -1, values.shape[1]).transpose(1, 2)  # (sites, k, neighbourhoods)
+        return energy.arrange(each, first.shape, first.structure).permute(0, 2, 3, 1).flatten(0, 1)
+
+    def _mean_spin(self, device: torch.device) -> Tensor:
+        """1 − 2p of every site, as far as its neighbourhoods can be shared out so."""
+        make = lambda: torch.tensor([2 * k / m - 1 for k, m in zip(self.segments.keep, self.counts)])  # noqa: E731
+        return self.segments.constant("mean", device, make, varying=True)
+
     def _binary_field(
         self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
     ) -> Tensor:
@@ -285,7 +355,7 @@ def sample(
         sparsity: the fraction to remove.
         beta: the inverse temperature β.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
         draws: how many masks.
         generator: where the random numbers come from; None for torch's global one.
 

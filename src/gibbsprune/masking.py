@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
+from .importance import Score
 from .site import GRADIENTS
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
@@ -48,6 +49,10 @@ class Masked(nn.Module):
         masked = weight * self.mask
         return masked if self.extra is None else masked + (weight - weight.detach()) * self.extra  # of value 0
 
+    def seeing(self) -> Tensor:
+        """Which weights get a gradient: those that the mask keeps, or all."""
+        return self.mask if self.extra is None else torch.ones_like(self.mask)
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
         return weight
@@ -66,12 +71,15 @@ class GibbsMasked(Masked):
         super().__init__(weight, gradient)
         self.structure, self.sparsity = structure, sparsity
         self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
+        self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
         kind = self.structure
+        if self.score is not None:
+            return weight * converged_mask(self.score(weight), self.sparsity, kind)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return weight * _Converged.apply(weight, self.sparsity, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
+from .importance import check_importance
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
@@ -30,7 +32,7 @@ from .threshold import kept_count, mean_squares
 
 
 class GibbsPruner:
-    """Trains and prunes a model at the same time.
+    r"""Trains and prunes a model at the same time.
 
     ::
 
@@ -62,7 +64,10 @@ class GibbsPruner:
             (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
+        importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times
+            weight) or "wanda" (weight times activation); see :mod:`gibbsprune.importance`.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
@@ -82,6 +87,8 @@ class GibbsPruner:
         gradient: str = "masked",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
+        warm: bool = False,
+        importance: str = "magnitude",
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -93,8 +100,9 @@ class GibbsPruner:
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
         check_gradient(gradient, sites.values())
+        check_importance(importance, self.hamiltonian, gradient)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -105,7 +113,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -250,7 +258,7 @@ class GibbsPruner:
             kept = kept_count(target, site.count)
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
+            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
         kind = self._drawing.sites[layers[0].name].structure.name
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})

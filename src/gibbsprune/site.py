@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from .checks import bad, check_one_of, check_sparsity
 from .errors import UserError
+from .graphs import Graph
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .samplers import resolve
 from .structures import Structure
@@ -27,6 +28,8 @@ class Site:
     sparsity: float
     sampler: str = "auto"
     run: int = 0
+    sweeps: int | None = None  # of a chain; None for as many as whoever draws says
+    warm: bool = False  # whether a chain goes on from the mask before
 
     @property
     def count(self) -> int:
@@ -35,6 +38,11 @@ class Site:
     @property
     def size(self) -> int:
         return self.structure.size(self.shape)
+
+    @property
+    def pairing(self) -> Graph | None:
+        """Which elements interact, where the Hamiltonian has pairs of its own."""
+        return self.hamiltonian.pairing(self.shape, self.structure)
 
     def at(self, sparsity: float) -> Site:
         """The same site at another sparsity, none of its neighbourhoods on Q."""
@@ -46,7 +54,7 @@ class Site:
         if not 0 <= self.hamiltonian.coupling < math.inf:
             raise bad("coupling", self.hamiltonian.coupling, "numbers from 0 up")
         check_sparsity(self.sparsity)
-        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size))
+        return replace(self, sampler=resolve(self.sampler, self.hamiltonian, self.size, self.pairing))
 
 
 def off_edge(sparsity: float, count: int) -> float:

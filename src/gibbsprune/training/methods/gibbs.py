@@ -6,15 +6,19 @@ the family is gradual magnitude pruning: a sparsity that rises, at zero temperat
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...budgets import ALLOCATIONS, Budget
-from ...checks import bad, choice, number
+from ...checks import bad, choice, number, whole
+from ...couplings import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
+from ...importance import KINDS, check_importance
 from ...law import Law
+from ...samplers import SWEEPS
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
 from ...structures import as_structure
@@ -44,12 +48,18 @@ class Gibbs(Method):
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             lambda spec: "masked", ""),
+        "importance": Setting(choice(*KINDS), "gibbs: what takes the place of |w| in the law (magnitude)",
+                              lambda spec: "magnitude", ""),
+        "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
+                         lambda spec: "cold", ""),
+        "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
         "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
         if spec.hamiltonian == "binary" and spec.setting("units") == "threshold":
             raise bad("units", "threshold", "'weights' with hamiltonian 'binary', which has no field")
+        check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         for site in sites:
@@ -65,6 +75,9 @@ class Gibbs(Method):
 
     def gradient(self, spec: RunSpec) -> str:
         return str(spec.setting("gradient"))
+
+    def importance(self, spec: RunSpec) -> str:
+        return str(spec.setting("importance"))
 
     def fading(self, spec: RunSpec) -> float:
         return float(spec.setting("fading"))
@@ -86,6 +99,9 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
         plain = spec.coupling == Quadratic().coupling
         return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
     chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+    if isinstance(chosen, (Neighbours, Redundancy)) and spec.coupling != Quadratic().coupling:
+        name = "attraction" if isinstance(chosen, Neighbours) else "repulsion"
+        chosen = dataclasses.replace(chosen, **{name: spec.coupling})
     return Linear(chosen.kind, relative=True) if relative and isinstance(chosen, Linear) else chosen
 
 

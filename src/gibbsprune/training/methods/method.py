@@ -52,7 +52,7 @@ class Rule(Protocol):
     """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
 
     def draw(
-        self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
+        self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None], **going: Any
     ) -> list[Tensor]: ...
 
 
@@ -104,6 +104,10 @@ class Method:
     def gradient(self, spec: RunSpec) -> str:
         """What reaches a masked weight (:mod:`gibbsprune.masking`), where masks are drawn."""
         return "masked"
+
+    def importance(self, spec: RunSpec) -> str:
+        """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
+        return "magnitude"
 
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
