@@ -331,7 +331,7 @@ def test_transposed_convolutions_interact_by_filters():
     few = gp.sample(weight, energy, kind, 0.5, 1.5, draws=DRAWS, generator=seeded(2))
     blocks = [[[i * 4 + o * 2 + k] for i in range(3) for k in range(2)] for o in range(2)]
     pairs = gp.grid_pairs((3, 1, 2)).tolist()
-    by_hand = energies_by_hand(weight, "weight", 0.5, blocks, pairs, [[-0.4] * len(pairs)] * 2, True, True)
+    by_hand = energies_by_hand(weight, "weight", 0.5, blocks, pairs, [[-0.4 / 3] * len(pairs)] * 2, True, True)
     check_counts(np.bincount(codes(few), minlength=1 << 12), law_of(by_hand, 1.5), "transposed")
 
 
@@ -345,8 +345,9 @@ def test_neighbours_against_enumeration(across, beta):
     weight = torch.randn(shape, generator=seeded(7), dtype=torch.float64)
     blocks = blocks_by_hand("filter" if across else "kernel", "weight", shape)
     pairs = gp.grid_pairs((2, 1, 3) if across else (1, 3)).tolist()
-    by_hand = energies_by_hand(weight, "weight", 0.45, blocks, pairs, [[-0.3] * len(pairs)] * len(blocks), True, True)
-    drawn = gp.sample(weight, gp.Neighbours(0.3, across), "weight", 0.45, beta, draws=DRAWS, generator=seeded(8))
+    each = -0.6 / (3 if across else 2)  # the middle one of three has two neighbours, and one in the other channel
+    by_hand = energies_by_hand(weight, "weight", 0.45, blocks, pairs, [[each] * len(pairs)] * len(blocks), True, True)
+    drawn = gp.sample(weight, gp.Neighbours(0.6, across), "weight", 0.45, beta, draws=DRAWS, generator=seeded(8))
     check_counts(np.bincount(codes(drawn), minlength=1 << 12), law_of(by_hand, beta), f"neighbours {across} {beta}")
 
 
@@ -366,10 +367,10 @@ def test_neighbours_come_in_patches_and_copies_of_a_filter_go():
     weight = torch.randn(32, 8, 3, 3, generator=seeded(1))
     joined = [
         gp.sample(weight, gp.Neighbours(a, across=True), "weight", 0.75, 30.0, generator=seeded(2))[0]
-        for a in (0.0, 0.5)
+        for a in (0.0, 0.6)
     ]
     alike = [float((mask[:, 1:] & mask[:, :-1]).float().mean()) for mask in joined]
-    assert alike[1] > 1.3 * alike[0]
+    assert alike[1] > 1.1 * alike[0]
     assert all(abs(1 - float(mask.float().mean()) - 0.75) < 0.03 for mask in joined)  # centred: as sparse as before
     filters = torch.randn(12, 20, generator=seeded(3))
     filters[6:] = filters[:6] * 1.02  # each twice
@@ -420,7 +421,7 @@ def five(weights):
         (lambda: gp.Neighbours(-1.0), "attraction is -1.0: allowed are numbers from 0"),
         (lambda: gp.Redundancy(-1.0), "repulsion is -1.0: allowed are numbers from 0"),
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 7)], 1.0), "filter"),
-         r"pairs name element 7: allowed are 0 to 2 where 3 elements interact \(a weight of shape \(2, 3\)"),
+         "pairs name element 7: allowed are 0 to 2 where 3 elements interact"),
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 1)], five), "filter"),
          r"the function of strengths gives \(2, 5\): allowed are tensors of shape \(2, 1\)"),
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 1)], 1.0), "weight"), "hamiltonian is Pairwise"),
@@ -442,4 +443,4 @@ def test_equal_energies_are_drawn_together():
     assert hash(one) == hash(two)
     assert repr(one) == repr(two)
     assert one != gp.Pairwise([(0, 1)], 0.25)
-    assert gp.Neighbours() == gp.Neighbours(0.1)
+    assert gp.Neighbours() == gp.Neighbours(0.4)

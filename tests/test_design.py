@@ -27,6 +27,7 @@ ORDER = [
     "lanes",
     "site",
     "law",
+    "diagnostics",
     "masking",
     "holding",
     "looking",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
 from .couplings import Coupled, Neighbours, Pairwise, Redundancy
+from .diagnostics import Diagnostics, autocorrelation, autocorrelation_time
 from .errors import UserError
 from .export import (
     accelerate,
@@ -39,6 +40,7 @@ __all__ = [
     "ConstantSchedule",
     "Coupled",
     "CubicSchedule",
+    "Diagnostics",
     "Filter",
     "GibbsPruner",
     "Hamiltonian",
@@ -57,6 +59,8 @@ __all__ = [
     "Weight",
     "accelerate",
     "all_pairs",
+    "autocorrelation",
+    "autocorrelation_time",
     "compact",
     "compile_c",
     "converged_mask",

@@ -20,6 +20,7 @@ attraction would prune more than p asks for (most neighbours are pruned) and rep
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ class Coupled(Hamiltonian):
         """A of every pair, (1 or rows, E), from the interacting weights (rows, elements, weights of an element)."""
 
     def pairing(self, shape: Sequence[int], structure: Structure) -> Graph:
-        return _pairing(self, tuple(shape), structure)
+        return _pairing(self, self.grid(shape, structure))
 
     def able(self, graph: Graph) -> tuple[str, ...]:
         """The samplers that can draw from a law with these pairs, what ``auto`` takes first."""
@@ -91,70 +92,47 @@ class Coupled(Hamiltonian):
         """Whether a spin is a neighbourhood as a whole."""
         return self.within != "neighbourhood"
 
-    def arrange(self, values: Tensor, shape: Sequence[int], structure: Structure) -> Tensor:
-        """One value per neighbourhood, (..., M), as rows of those that interact, (..., rows, elements)."""
-        size = self.pairing(shape, structure).size
-        if isinstance(structure, Weight) and structure.transposed:
-            place = _order(self.within, tuple(shape), structure).to(values.device)
-            values = values[..., place]
-        return values.reshape(*values.shape[:-1], -1, size)
+    def grid(self, shape: Sequence[int], structure: Structure) -> tuple[int, ...]:
+        """The elements that interact, as they lie in a layer."""
+        inputs, kernel = Filter(structure.transposed, structure.groups)._inputs(shape), tuple(shape[2:])
+        outputs = math.prod(shape) // max(1, inputs * math.prod(kernel))
+        axes = {"kernel": kernel, "filter": (inputs, *kernel), "layer": (outputs, inputs, *kernel)}
+        if not self.whole:
+            return axes[structure.name]
+        inner = {"weight": (), "kernel": kernel, "filter": (inputs, *kernel)}[structure.name]
+        return axes[self.within][: len(axes[self.within]) - len(inner)]
 
-    def put_back(self, rows: Tensor, shape: Sequence[int], structure: Structure) -> Tensor:
-        """The inverse of :meth:`arrange`."""
-        flat = rows.flatten(-2)
-        if isinstance(structure, Weight) and structure.transposed:
-            place = _order(self.within, tuple(shape), structure).to(rows.device)
-            flat = torch.empty_like(flat).index_copy_(-1, place, flat)
-        return flat
+    def order(self, shape: Sequence[int], structure: Structure) -> Tensor | None:
+        """The neighbourhoods in the order in which they interact; None where that is their own.
+
+        Weights are in the order of their tensor, which in a transposed convolution has the filters across.
+        """
+        if not (isinstance(structure, Weight) and structure.transposed):
+            return None
+        block = Kernel if self.within == "kernel" else Filter
+        index = torch.arange(math.prod(shape)).reshape(tuple(shape))
+        return block(structure.transposed, structure.groups).rows(index).flatten()
 
     def pair_energy(
-        self, spins: Tensor, rows: Tensor, mean: Tensor | float, shape: Sequence[int], structure: Structure
+        self, spins: Tensor, rows: Tensor, mean: float, shape: Sequence[int], structure: Structure
     ) -> Tensor:
-        graph = self.pairing(shape, structure)
+        graph, weights = self.pairing(shape, structure), rows[:, :, None]
+        broken = torch.zeros(spins.shape[:-2], dtype=torch.bool, device=spins.device)
         if self.whole:
             broken = (spins != spins[..., :1]).any(-1).any(-1)  # no mask of this law
-            weights = _stacked(self, rows, shape, structure)
-            spins = self.arrange(spins[..., 0], shape, structure)
-        else:
-            broken, weights = torch.zeros(spins.shape[:-2], dtype=torch.bool, device=spins.device), rows[:, :, None]
+            order = self.order(shape, structure)
+            first = spins[..., 0] if order is None else spins[..., 0][..., order.to(spins.device)]
+            each = rows if order is None else rows[order.to(rows.device)]
+            spins, weights = first.unflatten(-1, (-1, graph.size)), each.unflatten(0, (-1, graph.size))
         one, two = graph.ends(spins.device)
         away = spins - mean if self.centred else spins
         total = (self.strengths(weights, graph).to(spins.dtype) * away[..., one] * away[..., two]).sum((-2, -1))
         return total.masked_fill(broken, torch.inf)
 
 
-def _stacked(energy: Coupled, rows: Tensor, shape: Sequence[int], structure: Structure) -> Tensor:
-    """The weights of neighbourhoods (M, n) as (rows of those that interact, elements, n)."""
-    return energy.arrange(rows.T, shape, structure).permute(1, 2, 0)
-
-
 @lru_cache(maxsize=512)
-def _pairing(energy: Coupled, shape: tuple[int, ...], structure: Structure) -> Graph:
-    grid = _grid(energy.within, shape, structure)
-    size = int(np.prod(grid, initial=1))
-    try:
-        return Graph(size, energy.pairs(grid))
-    except UserError as error:
-        raise UserError(f"{error} (a weight of shape {shape} with structure {structure.name!r})") from None
-
-
-def _grid(within: str, shape: tuple[int, ...], structure: Structure) -> tuple[int, ...]:
-    inputs = Filter(structure.transposed, structure.groups)._inputs(shape)
-    kernel = tuple(shape[2:])
-    outputs = int(np.prod(shape)) // max(1, inputs * int(np.prod(kernel, initial=1)))
-    axes = {"kernel": kernel, "filter": (inputs, *kernel), "layer": (outputs, inputs, *kernel)}
-    if within == "neighbourhood":
-        return axes[structure.name]
-    inner = {"weight": (), "kernel": kernel, "filter": (inputs, *kernel)}[structure.name]
-    return axes[within][: len(axes[within]) - len(inner)]
-
-
-@lru_cache(maxsize=64)
-def _order(within: str, shape: tuple[int, ...], structure: Structure) -> Tensor:
-    """The weights of a transposed convolution in the order of its filters or kernels."""
-    block = Kernel if within == "kernel" else Filter
-    index = torch.arange(int(np.prod(shape))).reshape(shape)
-    return block(structure.transposed, structure.groups).rows(index).flatten()
+def _pairing(energy: Coupled, grid: tuple[int, ...]) -> Graph:
+    return Graph(math.prod(grid), energy.pairs(grid))
 
 
 class _Field(Coupled):
@@ -303,11 +281,12 @@ def _token(value: Any) -> Any:
 class Neighbours(_Field):
     """Weights attract their next neighbours in the kernel, and in the next input channels with ``across``.
 
-    H(x) = Σ (1 − w_i²/Q) x_i − c Σ_{neighbours} (x_i − m)(x_j − m): masks in patches, which read neighbouring places.
-    In units of the threshold: c = 0.1 says that a neighbour counts as much as a tenth of Q.
+    H(x) = Σ (1 − w_i²/Q) x_i − (r/D) Σ_{neighbours} (x_i − m)(x_j − m) with D the most neighbours of one: masks in
+    patches, which read neighbouring places. In units of the threshold: r is what D neighbours are worth together. Past
+    about 0.7 a sparse layer may tip over into keeping all; :meth:`gibbsprune.GibbsPruner.diagnostics` would show it.
     """
 
-    attraction: float = 0.1
+    attraction: float = 0.4
     across: bool = False
 
     base: ClassVar[Linear] = Linear("square", relative=True)  # type: ignore[misc]
@@ -324,7 +303,8 @@ class Neighbours(_Field):
         return grid_pairs(grid)
 
     def strengths(self, weights: Tensor, graph: Graph) -> Tensor:
-        return torch.full((1, len(graph)), -self.attraction, dtype=weights.dtype, device=weights.device)
+        each = self.attraction / graph.most
+        return torch.full((1, len(graph)), -each, dtype=weights.dtype, device=weights.device)
 
 
 @dataclass(frozen=True)

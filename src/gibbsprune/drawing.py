@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
 from .distributed import Whole, leave_out, rehome, reshard
 from .importance import Score
 from .law import Law
@@ -129,6 +130,16 @@ class Drawing:
             torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
         else:
             torch._foreach_zero_(places)
+
+    def diagnose(self, beta: float, draws: int, seed: int) -> Diagnostics:
+        """What the laws of the pruned layers do at this β."""
+        reshard(self.model)
+        found: dict[str, LayerDiagnostics] = {}
+        for names in self.by_device():
+            sites = {name: self.sites[name] for name in names}
+            some = diagnose(sites, self._weights(names), beta, draws, self.sweeps, seed & (2**63 - 1))
+            found.update({layer.name: layer for layer in some.layers})
+        return Diagnostics(beta, [found[name] for name in self.layers if name in found])
 
     def by_device(self) -> list[tuple[str, ...]]:
         """Layers that are really pruned, together where their weights are on the same device."""

@@ -73,6 +73,11 @@ class Graph:
             sums[:, nodes] = padded[:, edges].sum(-1)
         return sums
 
+    @cached_property
+    def most(self) -> int:
+        """The most pairs that a spin has, at least 1."""
+        return max(1, int(np.bincount(self.pairs.ravel(), minlength=1).max()))
+
     # -- colours -----------------------------------------------------------------------------------------------------
 
     @cached_property

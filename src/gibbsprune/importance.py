@@ -13,7 +13,7 @@ The scores' scale is arbitrary, so that the temperature must have none either: a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,9 +85,9 @@ class Score(nn.Module):
         super().__init__()
         self.kind, self.groups = kind, int(getattr(module, "groups", 1))
         self.transposed = bool(getattr(module, "transposed", False))
-        inputs = getattr(module, "in_features", None) or getattr(module, "in_channels", 1)
-        shape: Iterable[int] = weight.shape if kind == "taylor" else (inputs,)
-        self.register_buffer("value", torch.zeros(tuple(shape), dtype=torch.float32, device=weight.device))
+        inputs = getattr(module, "in_features", 0) or getattr(module, "in_channels", 1)
+        shape = tuple(weight.shape) if kind == "taylor" else (int(inputs),)
+        self.register_buffer("value", torch.zeros(shape, dtype=torch.float32, device=weight.device))
         if kind == "taylor":
             self._hook = weight.register_hook(lambda gradient: add_gradient(self.value, weight, gradient, seen()))
         else:

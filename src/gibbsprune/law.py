@@ -39,6 +39,15 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+def _interaction(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What sites must share to be drawn together where elements interact: their grid, and how it is laid out."""
+    energy = site.hamiltonian
+    if not isinstance(energy, Coupled):
+        return (), ()
+    own = energy.order(site.shape, site.structure) is not None
+    return energy.grid(site.shape, site.structure), site.shape if own else ()
+
+
 LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
 GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
@@ -57,8 +66,7 @@ class Law:
         for index, site in enumerate(self.sites):
             alone = index if math.prod(site.shape) > LARGE else -1
             split = site.structure.split(site.shape)
-            pairs = site.shape if site.pairing else ()
-            chain = (site.sweeps or 0, site.warm, pairs)
+            chain = (site.sweeps or 0, site.warm, *_interaction(site))
             key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone, *chain)
             groups.setdefault(key, []).append(index)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
@@ -271,7 +279,7 @@ class _Group:
         draws: int,
         start: Tensor | None,
     ) -> Tensor:
-        """A mask (draws · rows, n) where the Hamiltonian says which elements interact; sites have one shape."""
+        """A mask (draws · rows, n) where the Hamiltonian says which elements interact."""
         energy, pairs = self.hamiltonian, self.pairs
         assert isinstance(energy, Coupled)
         assert pairs is not None
@@ -295,18 +303,30 @@ class _Group:
         mask = draw(self.sampler, Rows(rows, beta, source, self.split, sweeps, held, begin))
         if not energy.whole:
             return mask
-        first = self.sites[0]
-        each = mask.view(draws * len(self.sites), -1, pairs.size)
-        return energy.put_back(each, first.shape, first.structure).reshape(-1, 1).expand(-1, self.size)
+        each, order = mask.reshape(draws, -1), self._order(means.device)
+        if order is not None:
+            each = torch.empty_like(each).index_copy_(1, order, each)
+        return each.reshape(-1, 1).expand(-1, self.size)
 
     def _interacting(self, values: Tensor) -> Tensor:
         """Values of all rows, (rows, k), as (rows that interact, elements, k); k = 1 where n elements do."""
-        energy, first = self.hamiltonian, self.sites[0]
+        energy, pairs = self.hamiltonian, self.pairs
         assert isinstance(energy, Coupled)
+        assert pairs is not None
         if not energy.whole:
             return values[:, :, None]
-        each = values.view(len(self.sites), -1, values.shape[1]).transpose(1, 2)  # (sites, k, neighbourhoods)
-        return energy.arrange(each, first.shape, first.structure).permute(0, 2, 3, 1).flatten(0, 1)
+        order = self._order(values.device)
+        return (values if order is None else values[order]).unflatten(0, (-1, pairs.size))
+
+    def _order(self, device: torch.device) -> Tensor | None:
+        """All rows in the order in which they interact, where that is not their own; sites then have one shape."""
+        energy, first = self.hamiltonian, self.sites[0]
+        assert isinstance(energy, Coupled)
+        order = energy.order(first.shape, first.structure)
+        if order is None:
+            return None
+        make = lambda: torch.cat([order + k * len(order) for k in range(len(self.sites))])  # noqa: E731
+        return self.segments.constant("order", device, make)
 
     def _mean_spin(self, device: torch.device) -> Tensor:
         """1 − 2p of every site, as far as its neighbourhoods can be shared out so."""

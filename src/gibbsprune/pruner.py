@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
+from .diagnostics import Diagnostics
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
 from .errors import UserError
@@ -263,6 +264,15 @@ class GibbsPruner:
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})
         return Summary(kind, layers, dict(self._skipped), total, others)
+
+    def diagnostics(self, draws: int = 16) -> Diagnostics:
+        """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
+
+        Measured on ``draws`` masks of its own, of a chain on two of as many sweeps as the pruner makes: training is not
+        touched. See docs/how_to/diagnostics.md.
+        """
+        self._check_open("diagnostics")
+        return self._drawing.diagnose(self.beta, check_whole("draws", draws, 2), self.seed + self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..graphs import Graph, Step
 from .rows import Rows
 
-BLOCK = 1 << 21  # numbers of all tables held at once
+BLOCK = {"cpu": 1 << 21, "cuda": 1 << 27}  # numbers of all tables held at once
 
 
 class Turn(NamedTuple):
@@ -41,7 +41,7 @@ def draw(rows: Rows) -> Tensor:
     turns = graph.constant("turns", device, lambda: plan(graph, device))
     uniform = rows.source.uniform(graph.size)
     mask = torch.empty(uniform.shape, dtype=torch.bool, device=device)
-    step = max(1, BLOCK // sum(1 << len(turn.rest) for turn in turns))
+    step = max(1, BLOCK.get(device.type, 1 << 21) // sum(1 << len(turn.rest) for turn in turns))
     for first in range(0, len(uniform), step):
         part = slice(first, first + step)
         pulls = rows.coupling[part].double() * rows.pairs.of(part).double()
@@ -81,7 +81,7 @@ def plan(graph: Graph, device: torch.device) -> list[Turn]:
         states = _states(len(step.rest))
         columns = [step.rest.index(other) for other, _ in step.edges]
         inbox = [
-            (sender.node, *(_places(sender.rest, step, up).to(device) for up in (1, 0)))
+            (sender.node, _places(sender.rest, step, 1).to(device), _places(sender.rest, step, 0).to(device))
             for sender in waiting.pop(step.node, [])
         ]
         edges = torch.tensor([edge for _, edge in step.edges], dtype=torch.long, device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -90,21 +90,21 @@ class Masks:
     def draw(self) -> None:
         """A fresh mask for every layer whose method draws one; the others keep theirs."""
         weights, views = self.network.judged(), self.network.mask_views()
-        jobs = [
-            partial(
-                rule.draw, [weights[i] for i in places], self.betas, self.streams, **self._before(rule, places, views)
-            )
-            for rule, places in self.rules
-        ]
+        jobs = [self._job(rule, places, weights, views) for rule, places in self.rules]
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
-    def _before(self, rule: Rule, places: Sequence[int], masks: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """The masks from which warm chains go on."""
-        return {"before": [masks[i] for i in places]} if self.warm and isinstance(rule, Law) else {}
+    def _job(
+        self, rule: Rule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """A draw of one rule; warm chains go on from ``masks``."""
+        mine = [weights[i] for i in places]
+        if self.warm and isinstance(rule, Law):
+            return partial(rule.draw, mine, self.betas, self.streams, before=[masks[i] for i in places])
+        return partial(rule.draw, mine, self.betas, self.streams)
 
     @torch.no_grad()
     def keep_chains(self) -> None:
@@ -140,8 +140,8 @@ class Masks:
         masks, weights = self.limits(), self.network.judged()
         for rule, places in self.rules:
             if isinstance(rule, Law):
-                going = self._before(rule, places, self.held)
-                drawn = rule.final([weights[i] for i in places], self.betas, self.streams, **going)
+                going = [self.held[i] for i in places] if self.warm else None
+                drawn = rule.final([weights[i] for i in places], self.betas, self.streams, before=going)
                 for i, mask in zip(places, drawn):
                     masks[i] = mask
         return masks

@@ -100,8 +100,9 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
         return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
     chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
     if isinstance(chosen, (Neighbours, Redundancy)) and spec.coupling != Quadratic().coupling:
-        name = "attraction" if isinstance(chosen, Neighbours) else "repulsion"
-        chosen = dataclasses.replace(chosen, **{name: spec.coupling})
+        if isinstance(chosen, Neighbours):
+            return dataclasses.replace(chosen, attraction=spec.coupling)
+        return dataclasses.replace(chosen, repulsion=spec.coupling)
     return Linear(chosen.kind, relative=True) if relative and isinstance(chosen, Linear) else chosen
 
 

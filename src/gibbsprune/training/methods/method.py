@@ -52,7 +52,7 @@ class Rule(Protocol):
     """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
 
     def draw(
-        self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None], **going: Any
+        self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
     ) -> list[Tensor]: ...
 
 
