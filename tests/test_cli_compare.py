@@ -21,6 +21,7 @@ from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
+from gibbsprune.structures import ALLOWED
 from gibbsprune.sweeps.comparison import Entry, choose, runs
 from gibbsprune.sweeps.comparison_picture import STYLES, draw_comparison
 from gibbsprune.sweeps.comparison_report import Row, result_table, spread, title, write_report
@@ -76,7 +77,7 @@ def test_methods_with_settings():
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
-        (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
         (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits'"),

@@ -229,7 +229,7 @@ def test_trees_and_chains_against_long_chains(size, kind):
     rng = np.random.default_rng(size)
     pairs = [(i, i + 1) for i in range(size - 1)] if kind == "chain" else tree_pairs(size, size)
     field, strengths = rng.normal(0, 0.3, size), rng.normal(-0.2, 0.5, size - 1)
-    graph, chains = Graph(size, pairs), 2000
+    graph, chains = Graph(size, pairs), 1000
     assert graph.width == 1
     rows = torch.from_numpy(field).repeat(chains, 1)
     held = Pairs(graph, torch.from_numpy(strengths)[None])
@@ -270,7 +270,7 @@ def test_squares_against_long_chains(size, rank):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_squares_against_enumeration_at_all_temperatures(rank):
     rng = np.random.default_rng(rank)
-    size, rows = 8, 20_000 if rank < 3 else 1500
+    size, rows = 8, (20_000, 8000, 1500)[rank - 1]
     vectors, field = rng.normal(0, 0.3, (rank, size)), rng.normal(0, 0.2, size)
     energy = gp.Pairwise.low_rank(vectors)
     x = np.where(all_masks(size), 1.0, -1.0)

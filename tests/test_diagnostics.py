@@ -79,7 +79,7 @@ def test_a_chain_that_has_not_mixed_is_seen():
     kind = as_structure("kernel")
     for strength, mixed in ((-0.1, True), (-1.0, False)):
         energy = gp.Pairwise(gp.grid_pairs, strength)
-        site = Site((1, 1, 16, 16), kind, energy, 0.0, "coloured").checked()
+        site = Site((1, 1, 16, 16), kind, energy, 0.5, "coloured").checked()
         found = diagnose({"sheet": site}, [weight], 1.0, 8, 40, 0)
         assert found.mixed is mixed, str(found)
         assert ("not mixed" in str(found)) is not mixed

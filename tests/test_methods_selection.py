@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gibbsprune.structures import KINDS
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.methods import METHODS
 from gibbsprune.training.methods.gradual import cubic
@@ -261,9 +262,11 @@ def test_largest_keeps_the_first_among_equals():
 
 
 def test_every_method_of_the_comparison_has_its_structures():
-    every = ("weight", "kernel", "filter")
+    whole = ("weight", "kernel", "filter", "column", "block")
+    every = KINDS
+    assert set(KINDS) == {*whole, "nm", "at-most"}
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
-        "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
+        "targeted-dropout": whole, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
         "reinit": every, "gradual": every, "feedback": every,
     }  # fmt: skip

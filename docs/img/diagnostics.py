@@ -11,7 +11,7 @@ from gibbsprune.graphs import Graph
 from gibbsprune.samplers import Pairs, Rows, Source, coloured
 
 SIDE, SWEEPS = 32, 60
-STRENGTHS = {0.3: "J = 0.3: mixed after ten sweeps", 0.6: "J = 0.6: not mixed"}
+STRENGTHS = {0.3: "J = 0.3: mixed after twenty sweeps", 0.6: "J = 0.6: not mixed"}
 ENDS = {"from all kept": (True, "#D55E00"), "from all pruned": (False, "#0072B2")}  # Okabe and Ito
 
 
@@ -31,7 +31,10 @@ def main(path: Path) -> None:
     figure = Figure(figsize=(9.6, 3.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = [[strength, f"{strength} {end}"] for strength in STRENGTHS for end in ENDS]
-    rows = [[0.3, "0.3 from all kept", 0.6, "0.6 from all kept"], [0.3, "0.3 from all pruned", 0.6, "0.6 from all pruned"]]
+    rows = [
+        [0.3, "0.3 from all kept", 0.6, "0.6 from all kept"],
+        [0.3, "0.3 from all pruned", 0.6, "0.6 from all pruned"],
+    ]
     assert {name for row in rows for name in row} == {name for panel in panels for name in panel}
     axes = figure.subplot_mosaic(rows, width_ratios=[2.2, 1, 2.2, 1])
     for strength, title in STRENGTHS.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
-from .couplings import Coupled, Neighbours, Pairwise, Redundancy
+from .couplings import Coupled, Pairwise
 from .diagnostics import Diagnostics, autocorrelation, autocorrelation_time
+from .energies import Neighbours, Redundancy
 from .errors import UserError
 from .export import (
     accelerate,
@@ -18,6 +19,7 @@ from .export import (
     load_packed,
     packed_size,
     save_packed,
+    to_semi_structured,
 )
 from .graphs import all_pairs, grid_pairs
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
@@ -26,7 +28,7 @@ from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
-from .structures import Filter, Kernel, Structure, Weight
+from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
 
 if TYPE_CHECKING:
@@ -35,8 +37,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NM",
+    "AtMost",
     "Binary",
+    "Block",
     "Budget",
+    "Column",
     "ConstantSchedule",
     "Coupled",
     "CubicSchedule",
@@ -77,6 +83,7 @@ __all__ = [
     "sample",
     "save_packed",
     "threshold",
+    "to_semi_structured",
 ]
 
 

@@ -25,16 +25,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import bad, check_number, check_one_of, number
+from .checks import bad, check_one_of
 from .errors import UserError
-from .graphs import WIDTH, Graph, all_pairs, check_pairs, grid_pairs
-from .hamiltonians import HAMILTONIANS, Hamiltonian, Linear
+from .graphs import WIDTH, Graph, all_pairs, check_pairs
+from .hamiltonians import Hamiltonian, Linear
 from .schedules import Schedule
 from .structures import Filter, Kernel, Structure, Weight
 
@@ -94,6 +94,8 @@ class Coupled(Hamiltonian):
 
     def grid(self, shape: Sequence[int], structure: Structure) -> tuple[int, ...]:
         """The elements that interact, as they lie in a layer."""
+        if structure.name not in WITHIN[self.within]:
+            raise bad("hamiltonian", self, f"Linear and Quadratic ones with structure {structure.spelling!r}")
         inputs, kernel = Filter(structure.transposed, structure.groups)._inputs(shape), tuple(shape[2:])
         outputs = math.prod(shape) // max(1, inputs * math.prod(kernel))
         axes = {"kernel": kernel, "filter": (inputs, *kernel), "layer": (outputs, inputs, *kernel)}
@@ -135,7 +137,7 @@ def _pairing(energy: Coupled, grid: tuple[int, ...]) -> Graph:
     return Graph(math.prod(grid), energy.pairs(grid))
 
 
-class _Field(Coupled):
+class WithField(Coupled):
     """The field of a linear Hamiltonian, with its unit, slope and schedule."""
 
     base: Linear
@@ -157,7 +159,7 @@ class _Field(Coupled):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pairwise(_Field):
+class Pairwise(WithField):
     """H(x) = Σ A_ij x_i x_j + Σ b_i x_i with any pairs; A < 0 attracts, A > 0 repels.
 
     Args:
@@ -275,64 +277,3 @@ def _token(value: Any) -> Any:
         data = value.numpy() if isinstance(value, Tensor) else value
         return hashlib.sha256(repr(data.shape).encode() + np.ascontiguousarray(data).tobytes()).hexdigest()
     return value
-
-
-@dataclass(frozen=True)
-class Neighbours(_Field):
-    """Weights attract their next neighbours in the kernel, and in the next input channels with ``across``.
-
-    H(x) = Σ (1 − w_i²/Q) x_i − (r/D) Σ_{neighbours} (x_i − m)(x_j − m) with D the most neighbours of one: masks in
-    patches, which read neighbouring places. In units of the threshold: r is what D neighbours are worth together. Past
-    about 0.7 a sparse layer may tip over into keeping all; :meth:`gibbsprune.GibbsPruner.diagnostics` would show it.
-    """
-
-    attraction: float = 0.4
-    across: bool = False
-
-    base: ClassVar[Linear] = Linear("square", relative=True)  # type: ignore[misc]
-    centred: ClassVar[bool] = True  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        check_number("attraction", self.attraction, number(0))
-
-    @property
-    def within(self) -> str:  # type: ignore[override]
-        return "filter" if self.across else "kernel"
-
-    def pairs(self, grid: Sequence[int]) -> Any:
-        return grid_pairs(grid)
-
-    def strengths(self, weights: Tensor, graph: Graph) -> Tensor:
-        each = self.attraction / graph.most
-        return torch.full((1, len(graph)), -each, dtype=weights.dtype, device=weights.device)
-
-
-@dataclass(frozen=True)
-class Redundancy(_Field):
-    """Similar filters repel: H(X) = Σ (1 − w̄_k²/Q) X_k + (r/(M − 1)) Σ_{pairs} |cos(w_k, w_l)| (X_k − m)(X_l − m).
-
-    A filter is kept or pruned as a whole, one spin X_k, and of two that point the same way, or opposite ones, one is
-    not needed. In units of the threshold: r is the most that all others together can be worth.
-    """
-
-    repulsion: float = 1.0
-
-    base: ClassVar[Linear] = Linear("square", relative=True)  # type: ignore[misc]
-    within: ClassVar[str] = "layer"  # type: ignore[misc]
-    centred: ClassVar[bool] = True  # type: ignore[misc]
-    structures: ClassVar[tuple[str, ...]] = ("filter",)  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        check_number("repulsion", self.repulsion, number(0))
-
-    def pairs(self, grid: Sequence[int]) -> Any:
-        return all_pairs(int(np.prod(grid)))
-
-    def strengths(self, weights: Tensor, graph: Graph) -> Tensor:
-        unit = torch.nn.functional.normalize(weights, dim=-1)
-        alike = (unit @ unit.transpose(1, 2)).abs()  # (layers, filters, filters)
-        one, two = graph.ends(weights.device)
-        return alike[:, one, two] * (self.repulsion / max(1, graph.size - 1))
-
-
-HAMILTONIANS.update(neighbours=Neighbours(), channels=Neighbours(across=True), redundancy=Redundancy())

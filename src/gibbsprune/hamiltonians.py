@@ -22,11 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
+from .checks import bad, check_number, check_one_of, listed, number
 from .graphs import Graph
 from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
-from .structures import STRUCTURES, Structure, as_structure, check_mask
-from .threshold import check_weight, converged_mask, kept_count, mean_squares, quantile
+from .structures import STRUCTURES, Structure, as_structure, check_mask, given_sparsity
+from .threshold import check_weight, converged_mask, kept_count, measured
 
 LN2 = math.log(2.0)
 
@@ -235,7 +235,12 @@ HAMILTONIANS: dict[str, Hamiltonian] = {
 
 def possible(structure: Structure) -> list[str]:
     """The names of the Hamiltonians of a structure, the one that the paper found best first."""
-    return [name for name, one in HAMILTONIANS.items() if structure.name in one.structures]
+    return [name for name, one in HAMILTONIANS.items() if fits(one, structure)]
+
+
+def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
+    """Whether a Hamiltonian is made for a structure, or for the one that it is like."""
+    return bool({structure.name, structure.family} & set(hamiltonian.structures))
 
 
 def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) -> Hamiltonian:
@@ -244,8 +249,8 @@ def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) 
     chosen = HAMILTONIANS.get(given) if isinstance(given, str) else given
     if not isinstance(chosen, Hamiltonian):
         raise bad("hamiltonian", given, f"{listed(HAMILTONIANS)} and Hamiltonian objects")
-    if structure.name not in chosen.structures:
-        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.name!r}")
+    if not fits(chosen, structure):
+        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.spelling!r}")
     return chosen
 
 
@@ -254,39 +259,43 @@ def energy(
     weight: Tensor,
     hamiltonian: str | Hamiltonian | None = None,
     structure: str | Structure = "weight",
-    sparsity: float = 0.9,
+    sparsity: float | None = None,
 ) -> Tensor:
-    """H(x) of one layer's mask (or of a stack of masks), in float64.
+    """H(x) of one layer's mask (or of a stack of masks), in float64; infinite for one that the structure excludes.
 
     Args:
         mask: True keeps, of the weight's shape or with leading dimensions.
         weight: of the layer.
         hamiltonian: an object or a name; None for the structure's best.
-        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        sparsity: the fraction to remove, which gives the threshold Q.
+        structure: an object or a name, as in :mod:`gibbsprune.structures`.
+        sparsity: the fraction to remove, which gives the threshold Q; None for 0.9, or for that of a pattern N:M.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.tensor([1.0, 2.0, 3.0])
     >>> float(gp.energy(torch.tensor([False, True, True]), w, gp.Linear("sign"), sparsity=0.4))
     -3.0
     """
-    check_sparsity(sparsity)
     kind = as_structure(structure)
+    sparsity = given_sparsity(sparsity, kind)
     weight = check_weight(weight)
     chosen = as_hamiltonian(hamiltonian, kind)
     mask = check_mask(mask, weight.shape)
-    lead = mask.shape[: mask.dim() - weight.dim()]
+    lead, limited = mask.shape[: mask.dim() - weight.dim()], torch.zeros((), dtype=torch.float64)
+    stack = torch.stack([kind.rows(m) for m in mask.reshape(-1, *weight.shape)])
+    if kind.limited:
+        real_rows = kind.rows(torch.ones_like(weight))
+        (least, most), kept = kind.limits(weight.shape), stack.sum(-1)
+        outside = (kept > most) | (kept < real_rows.sum(1).clamp(max=least))
+        limited = torch.where(outside.any(-1), math.inf, 0.0).double().reshape(lead)
     if isinstance(chosen, Binary):  # in the weight's own precision, in which x_cvg is what it is everywhere else
         differs = (mask != converged_mask(weight, sparsity, kind)).flatten(len(lead)).any(-1)
-        return differs.double()
-    weight = weight.double()
-    means = mean_squares(weight, kind)
-    threshold = quantile(means, sparsity)
-    field = chosen.field(kind.rows(weight).square(), means[:, None], threshold)
+        return differs.double() + limited
+    squares, means, threshold = measured(weight.double(), sparsity, kind)
+    field = chosen.field(squares, means, threshold)
     if (unit := chosen.unit(threshold, field.shape[1])) is not None:
-        field = field / unit
-    stack = mask.reshape(-1, *weight.shape)
-    spins = torch.stack([kind.rows(m) for m in stack]).double() * 2 - 1
-    mean = 2 * kept_count(sparsity, len(means)) / len(means) - 1
-    pairs = chosen.pair_energy(spins, kind.rows(weight), mean, weight.shape, kind)
-    return (chosen.energy(spins, field) + pairs).reshape(lead)
+        field = field / unit.clamp_min(1e-300)
+    if kind.limited:
+        field = field * (real_rows > 0)
+    spins, mean = stack.double() * 2 - 1, 2 * kept_count(sparsity, len(field)) / len(field) - 1
+    pairs = chosen.pair_energy(spins, kind.rows(weight.double()), mean, weight.shape, kind)
+    return (chosen.energy(spins, field) + pairs).reshape(lead) + limited

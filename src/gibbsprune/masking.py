@@ -13,6 +13,7 @@ law               g·x + g·w ∂P/∂w with P the probability of keeping: a wei
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from .distributed import cut_like, plain_class
 from .errors import UserError
 from .importance import Score
 from .site import GRADIENTS
-from .structures import STRUCTURES, Structure
+from .structures import Structure, as_structure, is_ours
 from .threshold import converged_mask
 
 
@@ -83,11 +84,11 @@ class GibbsMasked(Masked):
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return weight * _Converged.apply(weight, self.sparsity, kind)
-        if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
+        if not is_ours(kind):  # of the user's own: an operator cannot take it
             return weight * converged_mask(weight, self.sparsity, kind)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else _refresh
-        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
+        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.spelling, kind.transposed, kind.groups)
         return weight * self.converged
 
 
@@ -128,7 +129,7 @@ def _refresh(
     now = _state(weight)
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
-    kind = STRUCTURES[structure](transposed=transposed, groups=groups)
+    kind = replace(as_structure(structure), transposed=transposed, groups=groups)
     converged.copy_(converged_mask(weight, sparsity, kind))
     seen[: len(now)] = torch.tensor(now)
 

@@ -27,9 +27,9 @@ from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
 from .site import Site, check_gradient, layer_site
-from .structures import Structure, as_structure
+from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
-from .threshold import kept_count, mean_squares
+from .threshold import mean_squares
 
 
 class GibbsPruner:
@@ -48,11 +48,12 @@ class GibbsPruner:
 
     Args:
         model: any module; its convolutions and Linears are masked in place.
-        sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
-            ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
-        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a mapping or function from layer
+            name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
+            all layers together.
+        structure: ``"weight"``, ``"kernel"``, ``"filter"``, ``"2:4"`` or another of :mod:`gibbsprune.structures`.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
-            best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
+            best: ``Linear("square")`` where single weights are decided on, else ``Quadratic(0.01)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
             :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
@@ -75,7 +76,7 @@ class GibbsPruner:
     def __init__(
         self,
         model: nn.Module,
-        sparsity: Sparsity | Schedule | Budget = 0.9,
+        sparsity: Sparsity | Schedule | Budget | None = None,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
@@ -96,6 +97,10 @@ class GibbsPruner:
             raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = self._kind = as_structure(structure)
+        if sparsity is None or isinstance(sparsity, (int, float)):
+            sparsity = given_sparsity(sparsity, kind)
+        if kind.limited and isinstance(sparsity, (Schedule, Budget)):
+            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {kind.spelling!r}")
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
@@ -256,14 +261,12 @@ class GibbsPruner:
         layers = []
         for name, module in self._layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
-            kept = kept_count(target, site.count)
-            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
+            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else site.at(target).removed  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
             layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
-        kind = self._drawing.sites[layers[0].name].structure.name
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})
-        return Summary(kind, layers, dict(self._skipped), total, others)
+        return Summary(self._kind.spelling, layers, dict(self._skipped), total, others, self._kind.plural)
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.

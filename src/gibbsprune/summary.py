@@ -35,7 +35,7 @@ class Summary:
     """All layers; ``print(summary)`` shows a table.
 
     ``parameters`` counts those of the whole network, and ``others`` are its weights that no structure knows, with the
-    kind of their module.
+    kind of their module. ``plural`` are neighbourhoods in words.
     """
 
     structure: str
@@ -43,6 +43,7 @@ class Summary:
     skipped: dict[str, str]
     parameters: int = 0
     others: dict[str, str] = field(default_factory=dict)
+    plural: str = ""
 
     @property
     def weights(self) -> int:
@@ -59,8 +60,7 @@ class Summary:
         return self.weights / self.parameters if self.parameters else 1.0
 
     def __str__(self) -> str:
-        plural = f"{self.structure}s"
-        header = ("layer", "kind", "shape", plural, "of size", "target", "achieved")
+        header = ("layer", "kind", "shape", self.plural or f"{self.structure}s", "of size", "target", "achieved")
         body = [
             (
                 layer.name,

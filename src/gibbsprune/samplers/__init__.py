@@ -6,6 +6,7 @@ two_point      the binary Hamiltonian: x_cvg or uniform
 enumeration    all 2^n states of a neighbourhood, n ≤ 16
 chromatic      the paper's Markov chain for filters: 50 sweeps over two halves
 exact          the quadratic law at any size, through its auxiliary field
+conditional    spins by themselves, of which a neighbourhood keeps a limited number
 transfer       any pairs of small width (chains, trees, kernels), summed out one element after another
 low_rank       pairs that are a sum of up to three squares, through an auxiliary field for each
 coloured       any pairs: a Markov chain of 50 sweeps, all elements of one colour at a time
@@ -29,7 +30,7 @@ from torch import Tensor
 from ..checks import bad, check_one_of, listed
 from ..graphs import Graph
 from ..threshold import in_triton
-from . import chromatic, coloured, enumeration, exact, independent, low_rank, transfer, two_point
+from . import chromatic, coloured, conditional, enumeration, exact, independent, low_rank, transfer, two_point
 from .rows import SWEEPS, Pairs, Rows
 from .source import Source, stream
 
@@ -69,18 +70,31 @@ SAMPLERS = {
     "transfer": Sampler(transfer.draw),
     "low_rank": Sampler(low_rank.draw),
     "coloured": Sampler(coloured.draw),
+    "conditional": Sampler(conditional.draw),
 }
 NAMES = ("auto", *SAMPLERS)
 IN_TRITON = ("independent", "chromatic", "exact")
 CHAINS = ("chromatic", "coloured")  # the others draw from their law itself
 
 
-def resolve(sampler: str, hamiltonian: Hamiltonian, size: int, pairs: Graph | None = None) -> str:
-    """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible."""
+def resolve(
+    sampler: str, hamiltonian: Hamiltonian, size: int, limited: bool = False, pairs: Graph | None = None
+) -> str:
+    """The sampler to use for neighbourhoods of ``size`` elements, or a sentence saying which are possible.
+
+    Args:
+        sampler: a name, or "auto".
+        hamiltonian: the law.
+        size: of a neighbourhood.
+        limited: whether only so many of it may be kept.
+        pairs: which elements interact, where the Hamiltonian has pairs of its own.
+    """
     check_one_of("sampler", sampler, NAMES)
     if pairs is not None:
         return _resolve_pairs(sampler, hamiltonian, pairs)
     names = hamiltonian.samplers
+    if limited and "two_point" not in names:
+        names = ("conditional",)
     if sampler == "auto":
         return names[0]
     if sampler not in names:
@@ -113,4 +127,6 @@ def draw(sampler: str, rows: Rows) -> Tensor:
     """A mask (rows, n) by a resolved sampler; a neighbourhood of one element has nothing to be coupled with."""
     if sampler == "independent" or rows.source.size == 1:
         return independent.draw(rows)
+    if rows.limits is not None:
+        return conditional.draw(rows)
     return (kernel(sampler, rows.field) or SAMPLERS[sampler]).draw(rows)

@@ -38,6 +38,7 @@ class Rows:
         source: the rows' random numbers.
         split: where a chain cuts a row in two halves.
         sweeps: how often a chain resamples both.
+        limits: the least and the most that a row keeps, if it is limited.
         pairs: which elements interact, where these are not all of a row.
         start: the mask that a warm chain goes on from.
     """
@@ -47,5 +48,6 @@ class Rows:
     source: Source
     split: int = 1
     sweeps: int = SWEEPS
+    limits: tuple[int, int] | None = None
     pairs: Pairs | None = None
     start: Tensor | None = None

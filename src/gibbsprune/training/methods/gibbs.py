@@ -14,14 +14,15 @@ import torch
 
 from ...budgets import ALLOCATIONS, Budget
 from ...checks import bad, choice, number, whole
-from ...couplings import Neighbours, Redundancy
+from ...energies import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
-from ...importance import KINDS, check_importance
+from ...importance import KINDS as SCORES
+from ...importance import check_importance
 from ...law import Law
 from ...samplers import SWEEPS
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
-from ...structures import as_structure
+from ...structures import KINDS, as_structure
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (unifo
 class Gibbs(Method):
     name = "gibbs"
     about = "masks sampled from an annealed Gibbs distribution while training"
+    structures = KINDS
     ends_with = "drawn"
     settings = {
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
@@ -48,7 +50,7 @@ class Gibbs(Method):
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             lambda spec: "masked", ""),
-        "importance": Setting(choice(*KINDS), "gibbs: what takes the place of |w| in the law (magnitude)",
+        "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
                               lambda spec: "magnitude", ""),
         "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
                          lambda spec: "cold", ""),
@@ -59,6 +61,9 @@ class Gibbs(Method):
     def check(self, spec: RunSpec) -> None:
         if spec.hamiltonian == "binary" and spec.setting("units") == "threshold":
             raise bad("units", "threshold", "'weights' with hamiltonian 'binary', which has no field")
+        if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
+            raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
+        check_allocation(spec)
         check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
@@ -83,8 +88,16 @@ class Gibbs(Method):
         return float(spec.setting("fading"))
 
 
+def check_allocation(spec: RunSpec) -> None:
+    """Layers whose structure says how much they keep share nothing out."""
+    if as_structure(spec.structure).limited and spec.setting("allocation") != "uniform":
+        raise bad("allocation", spec.setting("allocation"), f"'uniform' with structure {spec.structure!r}")
+
+
 def shared_out(spec: RunSpec, ramp: str) -> float | Schedule | Budget:
-    """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say."""
+    """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say; constant if limited."""
+    if as_structure(spec.structure).limited:
+        return spec.sparsity
     epochs = min(round(spec.setting("until") * spec.recipe.epochs), spec.recipe.epochs - 1)  # the last one has it all
     kinds = {"linear": LinearSchedule, "cubic": CubicSchedule}
     rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds and epochs > 0 else spec.sparsity

@@ -1,7 +1,7 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back.
+so that one that was pruned may come back. Of N:M the N falls from M, as far as s(t) has come.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...checks import number
 from ...schedules import ANNEALED
-from .magnitude import largest
+from ...structures import KINDS
+from ...threshold import converged_mask
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class Gradual(Method):
     name = "gradual"
     about = "magnitude pruning on a cubic schedule while training (Zhu & Gupta)"
+    structures = KINDS
     settings = {
         "until": Setting(
             number(0, 1, above=True),
@@ -35,8 +37,8 @@ class Gradual(Method):
         if epoch >= ramp:
             return  # the mask stays
         for name, site in run.sites.items():
-            scores = site.structure.rows(run.weights[name]).square().mean(1)
-            run.hold(name, largest(scores, site, sparsity))
+            eased = site.structure.eased(sparsity, site.shape)
+            run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
 
 
 def cubic(sparsity: float, t: float) -> float:

@@ -61,7 +61,7 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]
-    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter", "column", "block")
     settings: ClassVar[dict[str, Setting]] = {}
     #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
     layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
