@@ -163,7 +163,7 @@ def test_a_chain_after_so_many_sweeps(sweeps, strength):
     law = start @ np.linalg.matrix_power(matrix, sweeps)
     pairs = Pairs(graph, torch.from_numpy(strengths)[None])
     rows = torch.from_numpy(field).repeat(100_000, 1)
-    mask = coloured.draw(Rows(rows, torch.ones(len(rows), 1), source(len(rows), 7), 1, sweeps, pairs))
+    mask = coloured.draw(Rows(rows, torch.ones(len(rows), 1), source(len(rows), 7), sweeps=sweeps, pairs=pairs))
     check_counts(np.bincount(codes(mask), minlength=128), law, f"{sweeps} sweeps at {strength}")
     target = gibbs(x @ field + strength * sum(x[:, i] * x[:, j] for i, j in RING), 1.0)
     np.testing.assert_allclose(target @ matrix, target, atol=1e-12)  # which the chain leaves as it is
@@ -184,13 +184,31 @@ def test_a_warm_chain_goes_on_from_the_mask_before():
     before = torch.from_numpy(all_masks(7)[rng.choice(128, 100_000, p=target)])
     pairs = Pairs(graph, torch.from_numpy(strengths)[None])
     rows, ones = torch.from_numpy(field).repeat(100_000, 1), torch.ones(100_000, 1)
-    after = coloured.draw(Rows(rows, ones, source(100_000, 7), 1, 1, pairs, before))
+    after = coloured.draw(Rows(rows, ones, source(100_000, 7), sweeps=1, pairs=pairs, start=before))
     check_counts(np.bincount(codes(after), minlength=128), target, "warm from the law")
     assert not torch.equal(before, after)
     one = all_masks(7)[5]
-    after = coloured.draw(Rows(rows, ones, source(100_000, 7), 1, 1, pairs, torch.from_numpy(one).repeat(100_000, 1)))
+    start = torch.from_numpy(one).repeat(100_000, 1)
+    after = coloured.draw(Rows(rows, ones, source(100_000, 7), sweeps=1, pairs=pairs, start=start))
     law = sweep_matrix(field, graph, strengths)[5]
     check_counts(np.bincount(codes(after), minlength=128), law, "warm from one mask")
+
+
+@pytest.mark.parametrize(("strength", "few", "many"), [(-0.1, 0.0171, 0.0032), (-0.5, 0.415, 0.313)])
+def test_the_error_of_a_warm_chain_while_it_is_annealed(strength, few, many):
+    """One sweep per step, β from 0.1 to 10: its greatest distance from the Gibbs law of the step, by matrix products.
+
+    docs/how_to/diagnostics.md states these numbers: more steps help, but a coupling that orders freezes what there is.
+    """
+    graph, field = Graph(7, RING), np.random.default_rng(1).normal(0, 0.4, 7)
+    x = np.where(all_masks(7), 1.0, -1.0)
+    energies = x @ field + strength * sum(x[:, i] * x[:, j] for i, j in RING)
+    for steps, stated in ((20, few), (100, many)):
+        law, error = np.full(128, 1 / 128), 0.0
+        for beta in np.geomspace(0.1, 10, steps):
+            law = law @ sweep_matrix(beta * field, graph, np.full(len(RING), strength * beta))
+            error = max(error, abs(law - gibbs(energies, beta)).sum() / 2)
+        assert error == pytest.approx(stated, rel=0.02)
 
 
 # -- large rows against independent long chains ------------------------------------------------------------------------
@@ -301,9 +319,9 @@ def test_a_run_draws_the_same_alone_as_among_others(sampler):
     pairs = gp.grid_pairs((2, 3)) if sampler == "transfer" else energy.given
     held = Pairs(Graph(6, pairs), torch.randn(8, len(pairs), generator=seeded(4)), energy.vectors)
     field, beta = torch.randn(8, 6, generator=seeded(3)), torch.linspace(0.5, 2, 8)[:, None]
-    both = draw(sampler, Rows(field, beta, Source([seeded(1), seeded(2)], [3, 5], 6), 1, 4, held))
+    both = draw(sampler, Rows(field, beta, Source([seeded(1), seeded(2)], [3, 5], 6), sweeps=4, pairs=held))
     mine = held._replace(strengths=held.strengths[3:])
-    one = draw(sampler, Rows(field[3:], beta[3:], Source([seeded(2)], [5], 6), 1, 4, mine))
+    one = draw(sampler, Rows(field[3:], beta[3:], Source([seeded(2)], [5], 6), sweeps=4, pairs=mine))
     assert torch.equal(both[3:], one)
 
 
@@ -425,6 +443,8 @@ def five(weights):
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 1)], five), "filter"),
          r"the function of strengths gives \(2, 5\): allowed are tensors of shape \(2, 1\)"),
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 1)], 1.0), "weight"), "hamiltonian is Pairwise"),
+        (lambda: gp.sample(torch.ones(4, 8), gp.Neighbours(), "2:4"), "hamiltonian is Neighbours.* structure '2:4'"),
+        (lambda: gp.sample(torch.ones(4, 8), COMPLETE, "4x4"), "hamiltonian is Pairwise.* with structure '4x4'"),
         (lambda: gp.sample(torch.ones(2, 40), COMPLETE, "filter", sampler="low_rank"),
          "sampler is 'low_rank': allowed are 'auto', 'coloured' with Pairwise"),
         (lambda: gp.sample(torch.ones(2, 40), COMPLETE, "filter", sampler="transfer"),

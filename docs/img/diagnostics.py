@@ -22,7 +22,7 @@ def chain(strength: float, kept: bool, seed: int) -> tuple[list[float], torch.Te
     source = Source([torch.Generator().manual_seed(seed)], [1], size)
     mask, curve = torch.full((1, size), kept), [2.0 * kept - 1]
     for _ in range(SWEEPS):
-        mask = coloured.draw(Rows(torch.zeros(1, size), torch.ones(1, 1), source, 1, 1, pairs, mask))
+        mask = coloured.draw(Rows(torch.zeros(1, size), torch.ones(1, 1), source, sweeps=1, pairs=pairs, start=mask))
         curve.append(2 * float(mask.float().mean()) - 1)
     return curve, mask.view(SIDE, SIDE)
 

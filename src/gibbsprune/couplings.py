@@ -60,6 +60,9 @@ class Coupled(Hamiltonian):
     def structures(self) -> tuple[str, ...]:  # type: ignore[override]
         return WITHIN[self.within]
 
+    def families(self, structure: Structure) -> tuple[str, ...]:
+        return ()  # pairs are of kernels and filters as they are, not of tiles or limited ones
+
     @property
     def samplers(self) -> tuple[str, ...]:
         squares = ("low_rank",) if self.vectors is not None else ()
@@ -94,9 +97,10 @@ class Coupled(Hamiltonian):
 
     def grid(self, shape: Sequence[int], structure: Structure) -> tuple[int, ...]:
         """The elements that interact, as they lie in a layer."""
-        if structure.name not in WITHIN[self.within]:
-            raise bad("hamiltonian", self, f"Linear and Quadratic ones with structure {structure.spelling!r}")
-        inputs, kernel = Filter(structure.transposed, structure.groups)._inputs(shape), tuple(shape[2:])
+        inputs, kernel = (
+            Filter(transposed=structure.transposed, groups=structure.groups)._inputs(shape),
+            tuple(shape[2:]),
+        )
         outputs = math.prod(shape) // max(1, inputs * math.prod(kernel))
         axes = {"kernel": kernel, "filter": (inputs, *kernel), "layer": (outputs, inputs, *kernel)}
         if not self.whole:
@@ -113,7 +117,7 @@ class Coupled(Hamiltonian):
             return None
         block = Kernel if self.within == "kernel" else Filter
         index = torch.arange(math.prod(shape)).reshape(tuple(shape))
-        return block(structure.transposed, structure.groups).rows(index).flatten()
+        return block(transposed=structure.transposed, groups=structure.groups).rows(index).flatten()
 
     def pair_energy(
         self, spins: Tensor, rows: Tensor, mean: float, shape: Sequence[int], structure: Structure

@@ -30,6 +30,7 @@ class Neighbours(WithField):
 
     base: ClassVar[Linear] = Linear("square", relative=True)  # type: ignore[misc]
     centred: ClassVar[bool] = True  # type: ignore[misc]
+    structures: ClassVar[tuple[str, ...]] = ("weight",)  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_number("attraction", self.attraction, number(0))

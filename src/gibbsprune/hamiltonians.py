@@ -46,6 +46,10 @@ class Hamiltonian(ABC):
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
 
+    def families(self, structure: Structure) -> tuple[str, ...]:
+        """The names of :attr:`structures` under which a structure may go beside its own."""
+        return (structure.family,)
+
     def unit(self, threshold: Tensor, size: int) -> Tensor | None:
         """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
         return None
@@ -240,7 +244,7 @@ def possible(structure: Structure) -> list[str]:
 
 def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
     """Whether a Hamiltonian is made for a structure, or for the one that it is like."""
-    return bool({structure.name, structure.family} & set(hamiltonian.structures))
+    return bool({structure.name, *hamiltonian.families(structure)} & set(hamiltonian.structures))
 
 
 def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) -> Hamiltonian:

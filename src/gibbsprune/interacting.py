@@ -16,11 +16,11 @@ from .stacks import Stack
 
 def interaction(site: Site) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:
     """What sites must share to be drawn together: the grid of what interacts, how it is laid out, and their chain."""
-    energy, grid, layout = site.hamiltonian, (), ()
-    if isinstance(energy, Coupled):
-        grid = energy.grid(site.shape, site.structure)
-        layout = () if energy.order(site.shape, site.structure) is None else site.shape
-    return grid, layout, site.sweeps or 0, site.warm
+    energy = site.hamiltonian
+    if not isinstance(energy, Coupled):
+        return (), (), site.sweeps or 0, site.warm
+    layout = () if energy.order(site.shape, site.structure) is None else site.shape
+    return energy.grid(site.shape, site.structure), layout, site.sweeps or 0, site.warm
 
 
 class Interacting(Stack):
