@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
-from .distributed import Whole, leave_out, rehome, reshard
+from .distributed import Whole, leave_out, rehome, reshard, whole
 from .importance import Score
 from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
@@ -105,7 +105,7 @@ class Drawing:
             law, weights = self._law(names), self._weights(names)
             device = weights.weights[0].device
             generator = self.generator(device, steps)
-            going = [self.masks[name].mask for name in names] if self.warm and device in self.before else None
+            going = [whole(self.masks[name].mask) for name in names] if self.warm and device in self.before else None
             if again and device in self.before:
                 generator.set_state(self.before[device])
             self.before[device] = generator.get_state()
