@@ -553,7 +553,8 @@ def test_a_finalized_model_can_be_pruned_again():
         ({"structure": "channel"}, f"structure is 'channel': allowed are {ALLOWED}"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (

@@ -47,16 +47,18 @@ def test_every_possible_combination_is_accepted(structure):
         ({"precision": "half"}, "precision is 'half': allowed are 'auto', 'float32', 'bfloat16'"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (
             {"hamiltonian": "quadratic"},
-            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary' with structure 'weight'",
+            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels' with structure 'weight'",
         ),
         (
             {"structure": "filter", "hamiltonian": "abs"},
-            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary' with structure 'filter'",
+            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary', 'redundancy' with structure 'filter'",
         ),
         (
             {"sampler": "chromatic"},

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
+from .couplings import Coupled, Pairwise
+from .diagnostics import Diagnostics, autocorrelation, autocorrelation_time
+from .energies import Neighbours, Redundancy
 from .errors import UserError
 from .export import (
     accelerate,
@@ -18,6 +21,7 @@ from .export import (
     save_packed,
     to_semi_structured,
 )
+from .graphs import all_pairs, grid_pairs
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
@@ -40,7 +44,9 @@ __all__ = [
     "Budget",
     "Column",
     "ConstantSchedule",
+    "Coupled",
     "CubicSchedule",
+    "Diagnostics",
     "Filter",
     "GibbsPruner",
     "Hamiltonian",
@@ -49,12 +55,18 @@ __all__ = [
     "Linear",
     "LinearSchedule",
     "LogSchedule",
+    "Neighbours",
+    "Pairwise",
     "Quadratic",
+    "Redundancy",
     "Schedule",
     "Structure",
     "UserError",
     "Weight",
     "accelerate",
+    "all_pairs",
+    "autocorrelation",
+    "autocorrelation_time",
     "compact",
     "compile_c",
     "converged_mask",
@@ -62,6 +74,7 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "grid_pairs",
     "hold_zeros",
     "load_packed",
     "load_run",

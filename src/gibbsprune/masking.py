@@ -28,6 +28,7 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
+from .importance import Score
 from .site import GRADIENTS
 from .structures import Structure, as_structure, is_ours
 from .survivors import SURVIVORS, shrunk_mask
@@ -60,6 +61,10 @@ class Masked(nn.Module):
             masked = masked + (weight - weight.detach()) * self.extra  # of value 0
         return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
 
+    def seeing(self) -> Tensor:
+        """Which weights get a gradient: those that the mask keeps, or all."""
+        return self.mask if self.extra is None else torch.ones_like(self.mask)
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
         return weight
@@ -86,12 +91,15 @@ class GibbsMasked(Masked):
         self.structure, self.sparsity = structure, sparsity
         like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
         self.register_buffer("converged", torch.ones_like(like), persistent=False)
+        self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
         kind = self.structure
+        if self.score is not None:
+            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)

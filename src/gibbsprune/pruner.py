@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
+from .diagnostics import Diagnostics
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
+from .importance import check_importance
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
@@ -31,7 +34,7 @@ from .threshold import mean_squares
 
 
 class GibbsPruner:
-    """Trains and prunes a model at the same time.
+    r"""Trains and prunes a model at the same time.
 
     ::
 
@@ -68,7 +71,10 @@ class GibbsPruner:
             that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
+        importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times
+            weight) or "wanda" (weight times activation); see :mod:`gibbsprune.importance`.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
@@ -89,6 +95,8 @@ class GibbsPruner:
         survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
+        warm: bool = False,
+        importance: str = "magnitude",
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -104,9 +112,10 @@ class GibbsPruner:
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
+        check_importance(importance, self.hamiltonian, gradient)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -117,7 +126,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -261,10 +270,19 @@ class GibbsPruner:
             site, target = self._drawing.sites[name], self._targets[name]
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else site.at(target).removed  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
+            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})
         return Summary(self._kind.spelling, layers, dict(self._skipped), total, others, self._kind.plural)
+
+    def diagnostics(self, draws: int = 16) -> Diagnostics:
+        """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
+
+        Measured on ``draws`` masks of its own, of a chain on two of as many sweeps as the pruner makes: training is not
+        touched. See docs/how_to/diagnostics.md.
+        """
+        self._check_open("diagnostics")
+        return self._drawing.diagnose(self.beta, check_whole("draws", draws, 2), self.seed + self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

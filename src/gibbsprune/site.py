@@ -10,6 +10,7 @@ import torch
 
 from .checks import bad, check_one_of, check_sparsity
 from .errors import UserError
+from .graphs import Graph
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .limits import check_room
 from .samplers import resolve
@@ -30,6 +31,8 @@ class Site:
     sparsity: float
     sampler: str = "auto"
     run: int = 0
+    sweeps: int | None = None  # of a chain; None for as many as whoever draws says
+    warm: bool = False  # whether a chain goes on from the mask before
 
     @property
     def count(self) -> int:
@@ -38,6 +41,11 @@ class Site:
     @property
     def size(self) -> int:
         return self.structure.size(self.shape)
+
+    @property
+    def pairing(self) -> Graph | None:
+        """Which elements interact, where the Hamiltonian has pairs of its own."""
+        return self.hamiltonian.pairing(self.shape, self.structure)
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -74,7 +82,8 @@ class Site:
         if limits and limits[0] < limits[1]:
             check_room(sparsity, kept_count(sparsity, total), limits[1], self.size, self.count)
         limited = self.structure.limited
-        return replace(self, sparsity=sparsity, sampler=resolve(self.sampler, self.hamiltonian, self.size, limited))
+        chosen = resolve(self.sampler, self.hamiltonian, self.size, limited, self.pairing)
+        return replace(self, sparsity=sparsity, sampler=chosen)
 
 
 def off_edge(sparsity: float, count: int) -> float:

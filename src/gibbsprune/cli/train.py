@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from typing import Any
 
+from gibbsprune.checks import listed
 from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
@@ -26,7 +27,7 @@ from gibbsprune.samplers import NAMES
 from gibbsprune.structures import EXAMPLES, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
+from gibbsprune.training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -168,8 +169,8 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
             raise UserError(f"--{name} is for methods that prune, not for 'dense'")
     settings = setting_values(options)
     made = [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
-    if "coupling" in fields and made[0].hamiltonian != "quadratic":
-        raise UserError(f"--coupling is for hamiltonian 'quadratic', not for {made[0].hamiltonian!r}")
+    if "coupling" in fields and made[0].hamiltonian not in COUPLED:
+        raise UserError(f"--coupling is for hamiltonian {listed(COUPLED)}, not for {made[0].hamiltonian!r}")
     return made
 
 

@@ -31,6 +31,7 @@ from .recipes import RECIPES, Recipe
 METHODS = tuple(methods.METHODS)
 PRECISIONS = ("auto", "float32", "bfloat16")
 COUPLING = Quadratic().coupling
+COUPLED = ("quadratic", "neighbours", "channels", "redundancy")  # Hamiltonians that a coupling is for
 
 
 def default_recipe(data: str) -> Recipe:
@@ -210,7 +211,7 @@ class RunSpec:
             law = [str(self.hamiltonian)] if self.method == "gibbs" else []
             parts += [self.structure.replace(":", "of"), *law, f"{self.sparsity:g}"]
         if self.method == "gibbs":
-            if self.hamiltonian == "quadratic" and self.coupling != COUPLING:
+            if self.hamiltonian in COUPLED and self.coupling != COUPLING:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)

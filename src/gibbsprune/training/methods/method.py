@@ -120,6 +120,10 @@ class Method:
         """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
         return "whole"
 
+    def importance(self, spec: RunSpec) -> str:
+        """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
+        return "magnitude"
+
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
         return 0.0
