@@ -20,6 +20,7 @@ from .export import (
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
+from .masking import plain_state
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
@@ -61,6 +62,7 @@ __all__ = [
     "load_packed",
     "load_run",
     "packed_size",
+    "plain_state",
     "recalibrate",
     "sample",
     "save_packed",

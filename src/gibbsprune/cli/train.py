@@ -78,6 +78,8 @@ def add_parser(commands: Any) -> None:
     long.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     long.add_argument("--stretch", type=whole, metavar="S", help="every epoch of the schedules S times (1)")
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
+    waiting = "several processes: give up on one that does not answer for so long (1800)"
+    long.add_argument("--rank-timeout", type=number, metavar="SECONDS", help=waiting)
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
 
     timed = "cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits"
@@ -126,7 +128,7 @@ def handle(options: argparse.Namespace) -> int:
 
     epochs, seconds = options.checkpoint_every or (1, 0.0)
     device = options.device or "auto"
-    with ranks.join(device) as joined:
+    with ranks.join(device, options.rank_timeout) as joined:
         outcome = run.start(
             specs,
             out=options.out,
@@ -173,7 +175,7 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
 
 def _resume(options: argparse.Namespace) -> int:
     """Continue a run as it was started; only the device may change."""
-    free = ("resume", "trust", "device", "handler", "parser", "command", "command_line")
+    free = ("resume", "trust", "device", "rank_timeout", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
         if name not in free and value is not None and value is not False:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
@@ -182,7 +184,7 @@ def _resume(options: argparse.Namespace) -> int:
     from gibbsprune.training import ranks, run
     from gibbsprune.training.folder import RunFolder
 
-    with ranks.join(options.device or "auto") as joined:
+    with ranks.join(options.device or "auto", options.rank_timeout) as joined:
         outcome = trusting(
             options,
             lambda trust: run.resume(
