@@ -102,7 +102,7 @@ def test_help_of_train_names_every_option(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     named = "data model method structure hamiltonian coupling sampler sparsity recipe epochs stretch seed seeds"
-    kept = "device precision autotune out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
+    kept = "device precision autotune out include exclude log dry-run show-recipe resume checkpoint-every"
     fields = "lr weight-decay milestones anneal-epochs batch optimizer beta-end shift flip"
     for option in f"{named} {kept} {fields}".split():
         assert f"  --{option} " in text, option

@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
     how.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out layers of such names")
 
     long = parser.add_argument_group("how long and how")
-    long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own; plain for your .npz)")
     long.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     long.add_argument("--stretch", type=whole, metavar="S", help="every epoch of the schedules S times (1)")
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
@@ -90,7 +90,9 @@ def add_parser(commands: Any) -> None:
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
     add_trust(kept)
     kept.add_argument("--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s")
-    kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
+    kept.add_argument(
+        "--log", action="append", metavar="NAME", help="tell every epoch to tensorboard, mlflow or wandb, too"
+    )
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
     kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")
     add_setting_options(parser)
@@ -133,7 +135,7 @@ def handle(options: argparse.Namespace) -> int:
             specs,
             out=options.out,
             device=device,
-            options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
+            options=run.Options(epochs, seconds, tuple(options.log or ()), options.autotune),
             command=options.command_line,
             ranks=joined,
         )

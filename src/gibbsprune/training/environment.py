@@ -99,7 +99,8 @@ def fingerprint(arrays: Arrays) -> str:
     return digest.hexdigest()[:16]
 
 
-def require(module: str, purpose: str) -> None:
+def require(module: str, purpose: str, extra: str = "demo") -> None:
     """Refuse early, with a sentence, when an optional package is missing."""
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"the package {module} is needed {purpose}; install it with: pip install 'gibbsprune[demo]'")
+        install = f"pip install 'gibbsprune[{extra}]'"
+        raise UserError(f"the package {module} is needed {purpose}; install it with: {install}")
