@@ -1,4 +1,4 @@
-"""Search from a disk, with nothing fetched: Material's shim for workers would come from another site, ours is a file."""
+"""Search from a disk, nothing fetched: Material's shim for workers would come from another site, ours is a file."""
 
 import posixpath
 

@@ -214,7 +214,7 @@ def masked_layers(model: nn.Module) -> set[str]:
         name
         for name, module in model.named_modules()
         if parametrize.is_parametrized(module, "weight")
-        and any(isinstance(part, Masked) for part in module.parametrizations["weight"])  # type: ignore[index,union-attr]
+        and any(isinstance(part, Masked) for part in module.parametrizations["weight"])
     }
 
 

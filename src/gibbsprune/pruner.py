@@ -23,7 +23,7 @@ from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, layer_site
+from .site import Site, check_device, check_gradient, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
@@ -117,6 +117,7 @@ class GibbsPruner:
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
         module, target = self._layers[name], self._targets[name]
         structure = as_structure(kind, module)
+        check_device(f"the device of layer {name!r}", module.weight.device)  # type: ignore[arg-type]
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 

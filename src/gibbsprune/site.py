@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import torch
+
 from .checks import bad, check_one_of, check_sparsity
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
@@ -85,6 +87,14 @@ def layer_site(
             f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
         )
     return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
+
+
+def check_device(what: str, device: torch.device) -> None:
+    """Refuses Apple's GPUs, which have no float64: thresholds and laws are worked out in it."""
+    if device.type == "mps":
+        raise UserError(
+            f"{what} is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does not have"
+        )
 
 
 def check_gradient(gradient: str, sites: Iterable[Site]) -> None:

@@ -18,6 +18,7 @@ import torch
 from gibbsprune import __version__
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
+from gibbsprune.site import check_device
 
 SMALL = 16  # pixels; see suitable_threads
 
@@ -30,6 +31,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:<number>") from None
+    check_device("--device", device)
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<number>")
     if device.type == "cuda":
