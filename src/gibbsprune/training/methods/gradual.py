@@ -1,7 +1,7 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back.
+so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...checks import number
 from ...schedules import ANNEALED
-from .magnitude import largest
+from .gibbs import ALLOCATION
+from .magnitude import share_largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -26,17 +27,14 @@ class Gradual(Method):
             f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
             lambda spec: ANNEALED,
             "u",
-        )
+        ),
+        "allocation": ALLOCATION,
     }
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
-        sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
-        if epoch >= ramp:
-            return  # the mask stays
-        for name, site in run.sites.items():
-            scores = site.structure.rows(run.weights[name]).square().mean(1)
-            run.hold(name, largest(scores, site, sparsity))
+        if epoch < ramp:  # then the mask stays
+            share_largest(run, cubic(run.spec.sparsity, (epoch + 1) / ramp), run.spec.setting("allocation"))
 
 
 def cubic(sparsity: float, t: float) -> float:
