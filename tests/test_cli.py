@@ -102,7 +102,7 @@ def test_help_of_train_names_every_option(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     named = "data model method structure hamiltonian coupling sampler sparsity recipe epochs stretch seed seeds"
-    kept = "device precision autotune out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
+    kept = "device precision autotune out include exclude log dry-run show-recipe resume checkpoint-every"
     fields = "lr weight-decay milestones anneal-epochs batch optimizer beta-end shift flip"
     for option in f"{named} {kept} {fields}".split():
         assert f"  --{option} " in text, option
@@ -208,7 +208,7 @@ def test_include_and_exclude_reach_the_run():
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
         ("train --lr fast", "the recipe's lr is 'fast': allowed are numbers above 0"),
         ("train --milestones 9,3", "the recipe's milestones is (9, 3): allowed are rising epochs"),
-        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits'"),
+        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits', 'plain'"),
         (
             "train --sparsity 90",
             "sparsity is 90.0: allowed are numbers from 0 up to but not 1",
@@ -229,6 +229,10 @@ def test_include_and_exclude_reach_the_run():
             "hamiltonian is 'square': allowed are 'quadratic', 'sign', 'binary' with structure 'kernel'",
         ),
         ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
+        (
+            "train --device mps",
+            "--device is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does",
+        ),
         ("train --device cuda:99", "device 'cuda:99' is not available: torch sees"),
         ("train --data cifar10", "CIFAR-10 is not at"),
         ("train --data birds.npz", "birds.npz"),

@@ -508,9 +508,22 @@ def test_weights_that_are_not_finite_are_refused_at_the_end():
         pruner = gp.GibbsPruner(model, 0.5)
         with torch.no_grad():
             stored_weight(model[6])[0, 0] = bad
-        with pytest.raises(gp.UserError, match=r"^layer '6' holds NaN or infinite weights: the training has diverged$"):
+        with pytest.raises(gp.UserError, match=r"^layer '6' holds NaN or infinite weights after 0 steps: the training"):
             pruner.finalize()
         assert hasattr(model[3], "parametrizations"), "nothing is burnt in"
+
+
+def test_a_training_that_has_diverged_is_told_within_a_hundred_steps():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    pruner.step()
+    with torch.no_grad():
+        stored_weight(model[3])[0, 0] = math.nan
+        stored_weight(model[6])[0, 0] = math.inf
+    for _ in range(99):
+        pruner.step()
+    with pytest.raises(gp.UserError, match=r"^layer '3' and 1 more holds NaN or infinite weights after 100 steps: the"):
+        pruner.step()
 
 
 def test_after_the_end_the_pruner_is_done():

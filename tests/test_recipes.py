@@ -36,7 +36,7 @@ def test_digits_is_short_and_does_not_mirror() -> None:
     digits = recipe("digits")
     assert digits.epochs <= 30
     assert (digits.flip, digits.shift) == (False, 1)
-    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'digits'"):
+    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'digits', 'plain'"):
         recipe("papre")
 
 

@@ -288,11 +288,6 @@ def test_other_versions_are_told(fleet, tmp_path, capsys):
     assert "warning: torch was 1.0 when this run started and is" in capsys.readouterr().out
 
 
-def test_tensorboard_events_on_request(fleet, tmp_path):
-    run.start([SPEC], out="r", options=run.Options(tensorboard=True))
-    assert any(name.startswith("events.out") for name in os.listdir(tmp_path / "r" / "tensorboard"))
-
-
 def test_a_missing_package_is_told_before_training(fleet, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError) as caught:

@@ -21,6 +21,11 @@ def test_default_hamiltonian_is_the_papers_best(structure, hamiltonian):
 def test_default_recipe_follows_the_data():
     assert RunSpec().recipe == RECIPES["digits"]
     assert RunSpec(data="cifar10").recipe == RECIPES["paper"]
+    own = RunSpec(data="mine.npz:heldout").recipe
+    assert own == RECIPES["plain"]
+    assert own.images == "as they are, neither shifted nor flipped"
+    assert RECIPES["paper"].images == "shifted by up to 3 pixels and flipped at random"
+    assert RECIPES["digits"].images == "shifted by up to 1 pixels at random"
 
 
 @pytest.mark.parametrize("structure", EXAMPLES)

@@ -25,6 +25,7 @@ from .graphs import all_pairs, grid_pairs
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
+from .masking import plain_state
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
@@ -79,6 +80,7 @@ __all__ = [
     "load_packed",
     "load_run",
     "packed_size",
+    "plain_state",
     "recalibrate",
     "sample",
     "save_packed",

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--seeds", type=seed_list, default=[0, 1, 2], metavar="A-B", help="runs of each method (0-2)")
 
     how = parser.add_argument_group("how")
-    how.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    how.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own; plain for your .npz)")
     how.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     how.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     how.add_argument("--out", metavar="FOLDER", help="for tables and runs (runs/compare-<data>-<model>-…)")

@@ -67,6 +67,13 @@ class GibbsPruning(Callback):
         """The pruner, once there is a model."""
         return self._follower.pruner
 
+    @property
+    def state_key(self) -> str:
+        """By which checkpoints know it: several in one trainer differ in the layers that they prune."""
+        chosen = {what: self._follower.arguments.get(what) for what in ("include", "exclude")}
+        given = [f"{what}={_named(value)}" for what, value in chosen.items() if value is not None]
+        return type(self).__qualname__ + ("{" + ", ".join(given) + "}" if given else "")
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._check_averages(trainer)
@@ -114,7 +121,10 @@ class GibbsPruning(Callback):
             self._follower.step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.log_dict(self._follower.metrics(), sync_dist=trainer.world_size > 1)
+        alike = [callback for callback in trainer.callbacks if isinstance(callback, GibbsPruning)]
+        number = "" if alike[0] is self else f"{alike.index(self) + 1}/"  # the first of several has the plain names
+        found = {name.replace("/", f"/{number}"): value for name, value in self._follower.metrics().items()}
+        pl_module.log_dict(found, sync_dist=trainer.world_size > 1)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._follower.finish()  # after all checkpoints of the fit, and after averaged weights are back in the model
@@ -131,6 +141,13 @@ class GibbsPruning(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._follower.load_state_dict(state_dict)
+
+
+def _named(selector: Any) -> str:
+    """Patterns, types and functions of layers by name, the same in every process."""
+    if isinstance(selector, (list, tuple)):
+        return "|".join(map(_named, selector))
+    return selector if isinstance(selector, str) else getattr(selector, "__qualname__", type(selector).__qualname__)
 
 
 def _refuse() -> None:

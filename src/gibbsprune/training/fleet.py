@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_whole
 from ..data.arrays import Arrays
 from ..errors import UserError
+from ..text import first_line
 from ..threshold import kept_count
 from .engine import Engine, cloned
 from .finished import Finished, read_finished
@@ -242,12 +244,14 @@ class Fleet:
         return {"version": 2, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("version") != 2 or not _alike(self.state_dict(), state):
+        if not _alike(self.state_dict(), state) or state["version"] != 2:
             raise UserError("the saved state is of other runs, another network or another kind of device")
-        self.final = None
-        for engine, saved in zip(self.engines, state["engines"]):
-            engine.load_state_dict(saved)
-        self.epoch = int(state["epoch"])
+        self.final, self.epoch = None, check_whole("the saved epoch", state["epoch"], 0)
+        try:
+            for engine, saved in zip(self.engines, state["engines"]):
+                engine.load_state_dict(saved)
+        except (RuntimeError, TypeError) as error:  # as of a random stream whose bytes are none
+            raise UserError(f"the saved state is damaged: {first_line(error)}") from None
         for engine in self.engines:
             engine.set_schedules(max(0, self.epoch - 1 - self._wait(engine)))
 
@@ -301,11 +305,12 @@ def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:
 
 
 def _alike(own: Any, other: Any) -> bool:
-    """Whether a saved state has the same keys and shapes."""
+    """Whether a saved state has the same keys, shapes and kinds of values."""
     if isinstance(own, Tensor):
-        return isinstance(other, Tensor) and own.shape == other.shape
+        return isinstance(other, Tensor) and own.shape == other.shape and own.dtype == other.dtype
     if isinstance(own, dict):
         return isinstance(other, dict) and own.keys() == other.keys() and all(_alike(own[k], other[k]) for k in own)
     if isinstance(own, list):
         return isinstance(other, list) and len(own) == len(other) and all(map(_alike, own, other))
-    return True
+    numbers = isinstance(own, (int, float)) and isinstance(other, (int, float))
+    return own is None or numbers or type(own) is type(other)

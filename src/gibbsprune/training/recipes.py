@@ -115,6 +115,13 @@ class Recipe:
         start = Recipe(**{name: values[name] for name in needed})
         return start.replace(**values)
 
+    @property
+    def images(self) -> str:
+        """What is done to the training images, in words."""
+        moved = f"shifted by up to {self.shift:g} pixels" if self.shift else ""
+        changes = [words for words in (moved, "flipped" if self.flip else "") if words]
+        return f"{' and '.join(changes)} at random" if changes else "as they are, neither shifted nor flipped"
+
     def show(self) -> str:
         """The recipe as readable text, one field per line with what it means."""
         lines = [f"recipe {self.name}"]
@@ -180,6 +187,9 @@ PAPER = Recipe(
     anneal_epochs=annealed(200),
 )
 
+# For data that nothing is known of: a picture may not mean the same when it is turned around or moved.
+PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False)
+
 MODERN = Recipe(
     name="modern",
     epochs=200,
@@ -208,7 +218,7 @@ DIGITS = Recipe(
     anneal_epochs=annealed(25),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS, PLAIN)}
 
 
 def recipe(name: str) -> Recipe:

@@ -35,8 +35,9 @@ COUPLED = ("quadratic", "neighbours", "channels", "redundancy")  # Hamiltonians 
 
 
 def default_recipe(data: str) -> Recipe:
-    """The recipe a data set is trained with unless one is named: its own where it has one, else ``paper``."""
-    return RECIPES.get(data.partition(":heldout")[0], RECIPES["paper"])
+    """The recipe of a data set unless one is named: its own, else ``paper``; of a user's own data, ``plain``."""
+    name = data.partition(":heldout")[0]
+    return RECIPES["plain"] if name.endswith(".npz") else RECIPES.get(name, RECIPES["paper"])
 
 
 def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
