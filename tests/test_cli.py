@@ -69,7 +69,7 @@ resnet56  432 (0.05 %)  8,128 (0.95 %)  650 (0.08 %)  850,432 (98.93 %)  859,642
 """
 
 PLAN = """\
-digits-resnet8-gibbs-weight-square-0.9-e5-s0
+digits-resnet8-gibbs-weight-square-0.9-converged-e5-s0
 data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)

@@ -18,6 +18,7 @@ from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
+from .law import CONVERGED
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
@@ -27,6 +28,8 @@ from .site import Site, check_gradient, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
+
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
@@ -197,11 +200,13 @@ class GibbsPruner:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def finalize(self, draw: str = "sample") -> nn.Module:
+    def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
-        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
+        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
+        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
+        trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
@@ -210,15 +215,18 @@ class GibbsPruner:
             if not bool(torch.isfinite(whole(stored_weight(module))).all()):
                 raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
-        for name, mask in final.items():
-            self.masks[name].mask.copy_(mask)
-        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+        if draw == "sample":
+            for name, mask in final.items():
+                self.masks[name].mask.copy_(mask)
+        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
+            what, remedy = "the network was trained with other masks than it ends with", ""
+            if draw == "sample":
+                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
-                f"finalize(draw='converged')",
+                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
                 stacklevel=3,  # no_grad's wrapper is one
             )
         self._drawing.take_off(final)
