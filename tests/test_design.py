@@ -91,7 +91,7 @@ def test_the_core_needs_torch_and_numpy_only(path):
     standard = {
         "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
         "fractions", "functools", "hashlib", "importlib", "json", "logging", "math", "numbers", "os", "pathlib", "re",
-        "secrets", "threading", "time", "types", "typing", "warnings", "weakref",
+        "secrets", "shutil", "sys", "threading", "time", "types", "typing", "warnings", "weakref",
     }  # fmt: skip
     assert imports(path)[1] - standard <= allowed
 

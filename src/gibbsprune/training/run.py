@@ -22,6 +22,7 @@ from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..files import ReadError, WriteError
+from ..text import command as as_typed
 from . import checkpoint
 from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
 from .finished import check_trust, images_of
@@ -250,7 +251,7 @@ def how_to_resume(folder: RunFolder) -> str:
     epochs = max(spec.own_epochs for spec in folder.specs)
     state = f"saved after epoch {saved[-1][0]} of {epochs}" if saved else "nothing saved yet"
     trust = " --trust" if any(":" in spec.model for spec in folder.specs) else ""
-    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}{trust}"
+    return f"stopped, {state}; continue with: {as_typed(f'train --resume {shlex.quote(str(folder.path))}{trust}')}"
 
 
 def _options(folder: RunFolder) -> Options:
