@@ -21,6 +21,7 @@ from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .importance import check_importance
+from .law import CONVERGED
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
@@ -31,6 +32,8 @@ from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
 from .threshold import mean_squares
+
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
@@ -222,25 +225,30 @@ class GibbsPruner:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def finalize(self, draw: str = "sample") -> nn.Module:
+    def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
-        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
+        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
+        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
+        trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._check_finite()
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
-        for name, mask in final.items():
-            self.masks[name].mask.copy_(mask)
-        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+        if draw == "sample":
+            for name, mask in final.items():
+                self.masks[name].mask.copy_(mask)
+        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
+            what, remedy = "the network was trained with other masks than it ends with", ""
+            if draw == "sample":
+                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
-                f"finalize(draw='converged')",
+                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
                 stacklevel=3,  # no_grad's wrapper is one
             )
         self._drawing.take_off(final)

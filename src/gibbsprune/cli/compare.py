@@ -20,11 +20,11 @@ A method may be named with settings, and several times with different ones:
 The same command continues a comparison that was stopped, and takes what it finished before."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``compare`` to the commands."""
     parser = commands.add_parser(
         "compare",
-        help="train all methods on one task: one table, one picture",
+        help=meaning,
         description="Train all methods that have a structure, over several seeds, and compare them: accuracy,\n"
         "sparsity, epochs and time in one table, and accuracy against epochs in a picture.",
         epilog=EPILOG,

@@ -45,11 +45,11 @@ _FIELDS = (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``train`` to the commands."""
     parser = commands.add_parser(
         "train",
-        help="train and prune a network, or resume a run",
+        help=meaning,
         description="Train and prune a network, by Gibbs pruning or another method. All of it lands in a run folder.",
         epilog=_methods(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -123,8 +123,9 @@ class Fleet:
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
 
-        ``accuracy`` is with the final mask, one more draw from the law; ``accuracy_converged`` with x_cvg;
-        ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
+        ``accuracy`` is with the final mask, x_cvg or one more draw from the law (the recipe's ``final``);
+        ``accuracy_converged`` with x_cvg; ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm
+        statistics on training data. ``agreement`` is that of one more draw with x_cvg.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
         self.final = self._in_order([masks for _, masks, _ in finals])
@@ -134,8 +135,9 @@ class Fleet:
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]], list[Tensor]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
-        converged, final = engine.masks.limits(), engine.masks.final()
-        agreement = engine.masks.agreement(final, converged)
+        converged, drawn = engine.masks.limits(), engine.masks.drawn()
+        final = engine.masks.final(converged, drawn)
+        agreement = engine.masks.agreement(drawn, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
         seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
         kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
