@@ -13,8 +13,10 @@ from .export import (
     export_c,
     export_onnx,
     export_pt2,
+    load_compact,
     load_packed,
     packed_size,
+    save_compact,
     save_packed,
 )
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
@@ -58,11 +60,13 @@ __all__ = [
     "export_onnx",
     "export_pt2",
     "hold_zeros",
+    "load_compact",
     "load_packed",
     "load_run",
     "packed_size",
     "recalibrate",
     "sample",
+    "save_compact",
     "save_packed",
     "threshold",
 ]

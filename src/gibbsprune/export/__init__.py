@@ -5,6 +5,7 @@ from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
+from gibbsprune.export.portable import load_compact, save_compact
 
 __all__ = [
     "AccelerateReport",
@@ -19,7 +20,9 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "load_compact",
     "load_packed",
     "packed_size",
+    "save_compact",
     "save_packed",
 ]
