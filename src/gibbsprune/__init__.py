@@ -13,11 +13,13 @@ from .export import (
     export_c,
     export_onnx,
     export_pt2,
+    from_torch_prune,
     load_compact,
     load_packed,
     packed_size,
     save_compact,
     save_packed,
+    to_torch_prune,
 )
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
@@ -59,6 +61,7 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "from_torch_prune",
     "hold_zeros",
     "load_compact",
     "load_packed",
@@ -69,6 +72,7 @@ __all__ = [
     "save_compact",
     "save_packed",
     "threshold",
+    "to_torch_prune",
 ]
 
 

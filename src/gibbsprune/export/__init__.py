@@ -6,6 +6,7 @@ from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 from gibbsprune.export.portable import load_compact, save_compact
+from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
     "AccelerateReport",
@@ -20,9 +21,11 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "from_torch_prune",
     "load_compact",
     "load_packed",
     "packed_size",
     "save_compact",
     "save_packed",
+    "to_torch_prune",
 ]
