@@ -81,7 +81,7 @@ def _folder(method: str, options: argparse.Namespace) -> Path:
 
 def _check_replaceable(path: Path) -> None:
     """A new demo takes the place of an earlier one and of what was exported from it, and of nothing else."""
-    from gibbsprune.cli.export import FORMATS
+    from gibbsprune.cli.export import is_export
     from gibbsprune.training.folder import RunFolder, strangers
 
     if not (path / "run.json").exists():
@@ -89,7 +89,7 @@ def _check_replaceable(path: Path) -> None:
     command = RunFolder.open(path).record.get("command") or ""
     if "demo" not in command.split():
         raise UserError(f"{path} holds a run that is not the demo's; choose another folder with --out")
-    if others := [name for name in strangers(path) if name not in {file for _, file in FORMATS.values()}]:
+    if others := [name for name in strangers(path) if not is_export(name)]:
         raise UserError(f"{path} holds {others[0]}, which is not the demo's; move it, or choose another --out")
 
 

@@ -14,13 +14,15 @@ from ..errors import UserError
 from .arrays import Arrays
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = "class_names"  # which a file may have
 
 
 def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """Arrays from a file with `x_train, y_train, x_test, y_test`.
 
     Images: (N, H, W), (N, H, W, C) or (N, C, H, W) where the shape says which; integers in 0..255, or floats
-    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set.
+    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set. A list of
+    strings `class_names`, if there is one, says what they mean.
     """
     path = Path(path)
     arrays = _read(path)
@@ -44,6 +46,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
         x_test=_uint8(x_test, scale),
         y_test=torch.from_numpy(y_test),
         classes=classes,
+        class_names=_names(path, arrays.get(NAMES)),
     )
 
 
@@ -59,7 +62,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 if missing:
                     found = ", ".join(file.files) or "nothing"
                     raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}")
-                return {key: file[key] for key in KEYS}
+                return {key: file[key] for key in (*KEYS, NAMES) if key in file.files}
     except UserError:
         raise
     except FileNotFoundError:
@@ -121,3 +124,12 @@ def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
     if len(y) == 0:
         raise UserError(f"{path}: {key} is empty; at least one label is needed")
     return y.astype(np.int64)
+
+
+def _names(path: Path, names: np.ndarray | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if names.ndim != 1 or names.dtype.kind != "U":
+        found = f"{names.dtype} of shape {names.shape}"
+        raise UserError(f"{path}: {NAMES} is {found}; names must be strings of shape (classes,)")
+    return tuple(map(str, names))

@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..files import ReadError, WriteError
 from . import checkpoint
 from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
-from .finished import check_trust, identified
+from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
 from .interrupt import Interrupt
@@ -96,7 +96,8 @@ def start(
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
             about = {
                 "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
-                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "options": asdict(options),
+                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "images": images_of(arrays, specs[0]),
+                "options": asdict(options),
                 **describe_environment(where), "resumed": [],
             }  # fmt: skip
             folder = RunFolder.create(path, specs, about)
