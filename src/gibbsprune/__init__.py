@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .budgets import Budget
 from .errors import UserError
 from .export import (
+    QuantizationAware,
     accelerate,
     compact,
     compile_c,
@@ -49,6 +50,7 @@ __all__ = [
     "LinearSchedule",
     "LogSchedule",
     "Quadratic",
+    "QuantizationAware",
     "Schedule",
     "Structure",
     "UserError",

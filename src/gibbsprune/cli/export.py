@@ -12,7 +12,7 @@ from gibbsprune.errors import UserError
 #: The formats: the types of stored weights that each can have, and how its file's name begins and ends.
 FORMATS = {
     "c": (("float32", "float16", "int8"), "c", ""),
-    "onnx": (("float32", "float16"), "model", ".onnx"),
+    "onnx": (("float32", "float16", "int8"), "model", ".onnx"),
     "pt2": (("float32",), "model", ".pt2"),
     "packed": (("float32", "float16", "int8"), "model", ".packed"),
     "safetensors": (("float32", "float16"), "model-export", ".safetensors"),
@@ -143,10 +143,12 @@ def _write_graph(
     import torch
 
     from gibbsprune.export.onnx import export_onnx, export_pt2, open_onnx
-    from gibbsprune.export.runs import accuracy
+    from gibbsprune.export.runs import accuracy, training_images
 
     examples = run.images[:32]
     again: Any
+    if options.dtype == "int8":
+        given["calibration"] = training_images(run)
     if options.format == "onnx":
         report, judge = export_onnx(model, examples, out, options.dtype, **given), "ONNX Runtime"
         function = open_onnx(out.read_bytes())

@@ -3,6 +3,7 @@
 from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
+from gibbsprune.export.int8 import QuantizationAware
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 from gibbsprune.export.portable import load_compact, save_compact
@@ -15,6 +16,7 @@ __all__ = [
     "CompiledNetwork",
     "ExportReport",
     "PackedSize",
+    "QuantizationAware",
     "accelerate",
     "compact",
     "compile_c",
