@@ -7,6 +7,7 @@ from gibbsprune.export.int8 import QuantizationAware
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 from gibbsprune.export.portable import load_compact, save_compact
+from gibbsprune.export.pretrained import compact_pretrained
 from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "QuantizationAware",
     "accelerate",
     "compact",
+    "compact_pretrained",
     "compile_c",
     "export_c",
     "export_onnx",
