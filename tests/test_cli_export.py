@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from export_zoo import prune, randomise
-from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_packed
+from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_compact, load_packed
 from gibbsprune.cli import main
 from gibbsprune.cli.export import is_export
 from gibbsprune.export.onnx import quiet
@@ -105,6 +105,19 @@ def test_other_options_have_other_names_and_a_page(trained: Path, capsys: pytest
     assert "--bare is for c, onnx, pt2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bare", [[], ["--bare"]])
+def test_compact_files_need_no_class(trained: Path, capsys: pytest.CaptureFixture[str], bare: list[str]) -> None:
+    assert main(["export", str(trained), "--format", "compact", "--fold", *bare]) == 0
+    told = capsys.readouterr().out
+    assert "the file read back differs from PyTorch by" in told
+    found = load_run(trained)
+    network = load_compact(trained / f"network-compact-fold{'-bare' if bare else ''}.safetensors")
+    given = found.images if bare else found.pixels
+    assert f"labels {accuracy(network, given, found.labels):.2%} of 355" in told
+    with torch.no_grad():
+        torch.testing.assert_close(network(given[:7].clone()), found.model(found.images[:7]), atol=1e-4, rtol=1e-4)
+
+
 def test_pt2_and_its_batch_sizes(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "net.pt2"
     assert main(["export", str(trained), "--format", "pt2", "--compact", "--out", str(out)]) == 0
@@ -143,7 +156,10 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "tflite"], "unknown format 'tflite'; it must be one of c, onnx, pt2, packed, safetensors"),
+        (
+            ["--format", "tflite"],
+            "unknown format 'tflite'; it must be one of c, onnx, pt2, compact, packed, safetensors",
+        ),
         (["--dtype", "int8"], "dtype 'int8' is not possible for onnx; possible are float32, float16"),
         (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
         (["--fold"], "together with --compact"),

@@ -12,12 +12,13 @@ from gibbsprune.errors import UserError
 #: The formats: the types of stored weights that each can have, and how its file's name begins and ends.
 FORMATS = {
     "c": (("float32", "float16", "int8"), "c", ""),
-    "onnx": (("float32", "float16"), "model", ".onnx"),
+    "onnx": (("float32", "float16", "int8"), "model", ".onnx"),
     "pt2": (("float32",), "model", ".pt2"),
+    "compact": (("float32",), "network", ".safetensors"),
     "packed": (("float32", "float16", "int8"), "model", ".packed"),
     "safetensors": (("float32", "float16"), "model-export", ".safetensors"),
 }
-GRAPHS = ("c", "onnx", "pt2")  # which carry the network and not only its weights
+GRAPHS = ("c", "onnx", "pt2", "compact")  # which carry the network and not only its weights
 
 
 def add_parser(commands: Any, meaning: str) -> None:
@@ -26,15 +27,16 @@ def add_parser(commands: Any, meaning: str) -> None:
         "export",
         help=meaning,
         description="Write the network of a finished run to a file, and check that file on the run's test images. "
-        "C, ONNX and pt2 files take raw pixels, bytes of (rows, columns, channels); a page beside the file says so.",
+        "C, ONNX, pt2 and compact files take raw pixels, bytes of (rows, columns, channels); see the page beside them.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("--format", default="onnx", metavar="NAME", help="c, onnx, pt2, packed or safetensors (onnx)")
+    formats = "c, onnx, pt2, compact, packed or safetensors (onnx)"
+    parser.add_argument("--format", default="onnx", metavar="NAME", help=formats)
     parser.add_argument("--compact", action="store_true", help="leave out pruned channels first; the same function")
     parser.add_argument("--fold", action="store_true", help="with --compact: fold batch norms into convolutions")
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="float32, float16 or int8 (float32)")
-    bare = "c, onnx, pt2: take standardised images (channels, rows, columns) instead of raw pixels"
+    bare = "c, onnx, pt2, compact: take standardised images (channels, rows, columns) instead of raw pixels"
     parser.add_argument("--bare", action="store_true", help=bare)
     parser.add_argument("--out", metavar="FILE", help="where to write (in the run's folder); for c a folder")
     add_trust(parser)
@@ -60,6 +62,7 @@ def handle(options: argparse.Namespace) -> int:
     """Load, make smaller on request, write, check, and tell."""
     if options.format not in FORMATS:
         raise UserError(f"unknown format {options.format!r}; it must be one of {', '.join(FORMATS)}")
+    options.compact = options.compact or options.format == "compact"
     dtypes, *_ = FORMATS[options.format]
     if options.dtype not in dtypes:
         allowed = ", ".join(dtypes)
@@ -121,7 +124,7 @@ def _written(options: argparse.Namespace, run: Any, model: Any, out: Path) -> tu
     pixels = {} if options.bare else {"mean": run.about["mean"], "std": run.about["std"]}
     if options.format == "c":
         return _write_c(run, model, out, options.dtype, pixels)
-    if options.format in ("onnx", "pt2"):
+    if options.format in ("onnx", "pt2", "compact"):
         return _write_graph(options, run, model, out, before, {**pixels, "metadata": about}), ""
     import copy
 
@@ -139,18 +142,24 @@ def _written(options: argparse.Namespace, run: Any, model: Any, out: Path) -> tu
 def _write_graph(
     options: argparse.Namespace, run: Any, model: Any, out: Path, before: float, given: dict[str, Any]
 ) -> str:
-    """Write an ONNX or pt2 file, and try it on the test images as they are."""
+    """Write an ONNX, pt2 or compact file, and try it on the test images as they are."""
     import torch
 
     from gibbsprune.export.onnx import export_onnx, export_pt2, open_onnx
-    from gibbsprune.export.runs import accuracy
+    from gibbsprune.export.portable import load_compact
+    from gibbsprune.export.runs import accuracy, training_images
 
     examples = run.images[:32]
     again: Any
+    if options.dtype == "int8":
+        given["calibration"] = training_images(run)
     if options.format == "onnx":
         report, judge = export_onnx(model, examples, out, options.dtype, **given), "ONNX Runtime"
         function = open_onnx(out.read_bytes())
         again = lambda x: function(x)[0]  # noqa: E731
+    elif options.format == "compact":
+        report, judge = _write_compact(model, examples, out, given.get("mean"), given.get("std")), "the file read back"
+        again = load_compact(out)
     else:
         report, judge = export_pt2(model, examples, out, **given), "the program read back"
         again = torch.export.load(out).module()
@@ -161,6 +170,18 @@ def _write_graph(
         f"batch sizes 1, {len(examples)} and {len(examples) + 3}, and labels {after:.2%} of {len(run.labels)} {kind} "
         f"test images rightly (the run {before:.2%})."
     )
+
+
+def _write_compact(model: Any, examples: Any, out: Path, mean: Any, std: Any) -> Any:
+    """Write the compact network, with its preprocessing unless there is none."""
+    from gibbsprune.export.compaction import compact
+    from gibbsprune.export.onnx import ExportReport, compared
+    from gibbsprune.export.pixels import with_pixels
+    from gibbsprune.export.portable import load_compact, save_compact
+
+    whole, inputs = with_pixels(model, (examples,), mean, std)
+    save_compact(model if whole is model else compact(whole, inputs), out)
+    return ExportReport(out.stat().st_size, compared(whole, load_compact(out), inputs))
 
 
 def _write_c(run: Any, model: Any, out: Path, dtype: str, pixels: dict[str, Any]) -> tuple[str, str]:

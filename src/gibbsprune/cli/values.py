@@ -100,7 +100,7 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
         if name == "ramping":
             group.add_argument(flag, dest="setting_" + name, action="store_const", const=True, help=help_text)
         else:
-            metavar = "RUN" if name == "from" else "X"
+            metavar = {"from": "RUN|FILE", "weights": "SHA256"}.get(name, "X")
             group.add_argument(flag, dest="setting_" + name, metavar=metavar, help=help_text)
 
 

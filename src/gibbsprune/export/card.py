@@ -26,6 +26,14 @@ network = torch.export.load("{file}").module()
 images = torch.zeros({shape}, dtype=torch.{kind})  # yours: {images}
 print(network(images).argmax(1))
 ```""",
+    "compact": """```python
+import gibbsprune as gp
+import torch
+
+network = gp.load_compact("{file}")
+images = torch.zeros({shape}, dtype=torch.{kind})  # yours: {images}
+print(network(images).argmax(1))
+```""",
     "c": """```c
 #include "net.h"
 

@@ -42,10 +42,20 @@ def load_run(path: str | os.PathLike[str], images: int = 2000, trust: bool = Fal
     arrays = data.load(run.spec.data)
     about = {**finished.images_of(arrays, run.spec), **run.metrics["images"]}
     pixels = arrays.x_test[:images]
-    x = standardise(pixels, torch.tensor(about["mean"]), torch.tensor(about["std"]), torch.float32)
-    x = x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)  # contiguous() may be channels-last
+    x = _standardised(pixels, about)
     labels = arrays.y_test[:images]
     return TrainedRun(Path(str(run.path)), run.spec, run.model, x, labels, pixels, about, run.metrics)
+
+
+def training_images(run: TrainedRun, count: int = 512) -> Tensor:
+    """Some of a run's training images, from all of them, as the network takes them."""
+    images = data.load(run.spec.data).x_train
+    return _standardised(images[:: max(1, len(images) // count)][:count], run.about)
+
+
+def _standardised(pixels: Tensor, about: dict[str, Any]) -> Tensor:
+    x = standardise(pixels, torch.tensor(about["mean"]), torch.tensor(about["std"]), torch.float32)
+    return x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)  # contiguous() may be channels-last
 
 
 @torch.no_grad()

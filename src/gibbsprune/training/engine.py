@@ -145,6 +145,8 @@ class Engine:
             start = 0
             for index, phase in enumerate(spec.phases):
                 if start == epoch:
+                    if index == 0 and run.source is not None:
+                        spec.how.start(run, run.source)
                     spec.how.begin_phase(run, index)
                 start += phase.epochs
             if epoch < start:

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..text import first_line
 from ..threshold import kept_count
 from .engine import Engine, cloned
-from .finished import Finished, read_finished
+from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
 from .places import Place
@@ -75,7 +75,7 @@ class Fleet:
         groups: dict[int, list[int]] = {}
         for k, spec in enumerate(self.specs):
             groups.setdefault(spec.own_epochs if fused else k, []).append(k)
-        sources = [_source(spec, finished) for spec in self.specs]
+        sources = [source_of(spec, finished) for spec in self.specs]
         self.engines = [
             Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, ranks)
             for group in groups.values()
@@ -277,12 +277,6 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
         "nonzero": total - prunable + left,
         "layers": layers,
     }
-
-
-def _source(spec: RunSpec, root: Place | None) -> Finished | None:
-    """The finished run that a run starts from."""
-    named = spec.setting("from")
-    return None if named is None else read_finished(named, spec.seed, root)
 
 
 def _check_shared(specs: Sequence[RunSpec]) -> None:

@@ -149,14 +149,16 @@ FIELDS: dict[str, Field] = {
     "name": Field(text(), "what the recipe is called"),
     "epochs": Field(whole(1), "passes over the training set, before stretching"),
     "batch": Field(whole(1), "images per optimisation step"),
-    "optimizer": Field(choice("adam", "sgd"), "adam or sgd"),
+    "optimizer": Field(choice("adam", "adamw", "sgd"), "adam, adamw or sgd"),
     "lr": Field(number(0, above=True), "initial learning rate"),
     "momentum": Field(number(0, 1, below=True), "sgd: momentum"),
     "nesterov": Field(flag(), "sgd: Nesterov's form of momentum"),
     "beta1": Field(number(0, 1, below=True), "adam: decay of the mean gradient"),
     "beta2": Field(number(0, 1, below=True), "adam: decay of the mean squared gradient"),
     "eps": Field(number(0, above=True), "adam: added to the root of the mean squared gradient"),
-    "weight_decay": Field(number(0), "times the weight, added to its gradient (coupled)"),
+    "weight_decay": Field(
+        number(0), "times the weight, added to its gradient; adamw: times the learning rate, to its step"
+    ),
     "decay_on": Field(choice("convolutions", "all"), "decayed: convolution weights alone, or all parameters"),
     "lr_schedule": Field(choice("steps", "cosine"), "steps at the milestones, or cosine to zero"),
     "milestones": Field(wholes(1), "steps: epochs from which the learning rate is multiplied by gamma once more"),

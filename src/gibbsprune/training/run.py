@@ -24,7 +24,7 @@ from ..files import ReadError, WriteError
 from ..text import command as as_typed
 from . import checkpoint
 from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
-from .finished import check_trust, images_of
+from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
 from .interrupt import Interrupt
@@ -79,7 +79,7 @@ def start(
         progress: what shows how it goes on.
         ranks: the processes that train it together.
     """
-    options, specs = options or Options(), list(specs)
+    options, specs = options or Options(), [identified(spec) for spec in specs]
     if len({spec.data for spec in specs}) != 1:
         raise UserError("the runs of a fleet must share one data set")
     _check_packages(options)

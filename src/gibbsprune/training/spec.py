@@ -226,7 +226,8 @@ class RunSpec:
             parts.append(self.precision)
         if self.include is not None or self.exclude is not None:
             parts.append("layers." + _hash([self.include, self.exclude]))
-        if with_seed:
+        if with_seed:  # what a run of that seed starts from may be of that seed, too
+            parts += [f"w{self.setting('weights')[:6]}"] if self.setting("weights") else []
             parts.append(f"s{self.seed}")
         return "-".join(parts)
 
@@ -235,7 +236,7 @@ class RunSpec:
         parts = []
         for name, value in dict(self.settings).items():
             setting = self.how.settings[name]
-            if value != setting.default(self):
+            if value != setting.default(self) and name != "weights":
                 text = "" if value is True else _short(value) if isinstance(value, str) else f"{value:g}"
                 parts.append(f"{setting.short}{text}")
         return parts
