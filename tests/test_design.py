@@ -28,6 +28,7 @@ ORDER = [
     "holding",
     "looking",
     "selection",
+    "latency",
     "budgets",
     "drawing",
     "summary",
