@@ -35,11 +35,14 @@ def digits():
 
 #: A sparsity that rises, one threshold for the network, β in units of it, gradients for masked weights.
 RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+#: And survivors that are shrunk by the threshold.
+SHRUNK = {**RISING, "survivors": "shrunk"}
 
 
 @pytest.mark.parametrize(
     ("structure", "settings"),
     [*((structure, {}) for structure in STRUCTURES), ("weight", RISING), ("filter", RISING),
+     ("weight", SHRUNK), ("kernel", SHRUNK),
      ("weight", {"gradient": "law", "units": "threshold"})],
 )  # fmt: skip
 def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits):
@@ -50,7 +53,8 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
     model = new_model(spec, digits).train()
     relative = "units" in settings  # as the pruner is by default; a run has the paper's units
     options = {"gradient": settings["gradient"]} if relative else {"hamiltonian": spec.hamiltonian}
-    sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if settings == RISING else spec.sparsity
+    options["survivors"] = settings.get("survivors", "whole")
+    sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if "ramp" in settings else spec.sparsity
     pruner = gp.GibbsPruner(model, sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs, **options)
     decayed = [p for p in model.parameters() if p.dim() == 4]
     rest = [p for p in model.parameters() if p.dim() != 4]
@@ -87,7 +91,9 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
         warnings.simplefilter("ignore")  # the masks have not converged
         pruned = pruner.finalize(draw="sample")
     for name, mask in fleet.final[0].items():
-        assert torch.equal(pruned.get_submodule(name).weight != 0, mask), name
+        left = pruned.get_submodule(name).weight != 0  # shrunk by the threshold, a kept weight below it is zero, too
+        assert bool((left <= mask).all()) if settings == SHRUNK else torch.equal(left, mask), name
+        assert torch.equal(pruned.get_submodule(name).weight, fleet.model(0).get_submodule(name).weight), name
 
 
 NETWORKS = {

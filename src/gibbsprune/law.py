@@ -21,7 +21,7 @@ from .lanes import Lanes
 from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
 from .site import Site
 from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_weight, converged_mask
+from .threshold import CHUNK, Segments, check_weight, converged_mask, lost_share
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
 
@@ -121,8 +121,12 @@ class Law:
         """x_cvg of every site."""
         return self._each(weights, lambda group, means: group.segments.converged(means))
 
+    def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The share of its value that every weight loses where survivors are shrunk by the threshold."""
+        return self._each(weights, lambda group, means: group.lost(means))
+
     def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
-        """A mask of every site from a function of its neighbourhoods' w̄²."""
+        """A value for every weight of every site from a function of its neighbourhoods' w̄²."""
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
             rows = of(group, group.means(group.squares(weights)))
@@ -228,6 +232,11 @@ class _Group:
         field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
         keep = (-2 * field).sigmoid_()
         return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
+
+    def lost(self, means: Tensor) -> Tensor:
+        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
+        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
+        return lost if self.segments.fixed else lost.masked_fill(self.segments.kept_whole(means.device), 0)
 
     def _parts(self, run: int, rows: int) -> list[slice]:
         """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""

@@ -23,7 +23,7 @@ from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, layer_site
+from .site import SURVIVORS, Site, check_gradient, layer_site
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
@@ -61,6 +61,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
             (see :mod:`gibbsprune.masking`).
+        survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
+            that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
@@ -81,6 +83,7 @@ class GibbsPruner:
         *,
         epochs: int = 200,
         gradient: str = "masked",
+        survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
         check_ranks: int = 100,
@@ -96,6 +99,7 @@ class GibbsPruner:
         self._targets = self._now = self._plan.at(math.inf, self._means)
         sites = {name: self._site(name, kind, sampler) for name in self._layers}
         check_gradient(gradient, sites.values())
+        check_one_of("survivors", survivors, SURVIVORS)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -106,7 +110,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -286,4 +290,4 @@ class GibbsPruner:
         for device, stream_state in saved.generators.items():
             self._drawing.generator(device, self.steps).set_state(stream_state)
         for names in self._drawing.by_device():
-            self._drawing.fill_gradients(names, self.beta)
+            self._drawing.fill(names, self.beta)

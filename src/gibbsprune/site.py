@@ -15,6 +15,8 @@ from .threshold import kept_count, position
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
 GRADIENTS = ("masked", "straight-through", "law")
+#: What a mask leaves of the weights that it keeps.
+SURVIVORS = ("whole", "shrunk")
 
 
 @dataclass(frozen=True)

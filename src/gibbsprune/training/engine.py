@@ -200,6 +200,7 @@ class Engine:
         """Test accuracy and loss of each run with the given masks, by default :meth:`Masks.limits`."""
         self.step.join()
         self.network.set_masks(self.masks.limits() if masks is None else masks)
+        self.masks.shrink()
         self.network.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
         parts = list(zip(*(part.split(EVALUATION_BATCH) for part in self.test)))

@@ -165,6 +165,7 @@ class Fleet:
         engine, i = self.home[k]
         if self.final is not None:
             return engine.network.extract(i, self.arrays, self.final[k])
+        engine.masks.shrink()
         masks = {name: mask for (name, run, _), mask in zip(engine.network.sites, engine.masks.limits()) if run == i}
         return engine.network.extract(i, self.arrays, masks)
 

@@ -33,26 +33,30 @@ class MaskedNetwork:
         self.model.to(device)
         self.masks: dict[str, Tensor] = {}
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
+        self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
         self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
         shrinks = any(s.how.shrinking(s) for s in specs)
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
+        survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
             weight = cast(nn.Parameter, module.weight)
-            masked = self._shrunk(name, weight, gradient) if shrinks else Masked(weight, gradient)
+            masked = self._shrunk(name, weight, gradient, survivors) if shrinks else Masked(weight, gradient, survivors)
             attach(module, masked)
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
+            if masked.lost is not None:
+                self.lost[name] = masked.lost
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
 
-    def _shrunk(self, name: str, weight: Tensor, gradient: str) -> Shrunk:
+    def _shrunk(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Shrunk:
         """A layer of which some runs learn a soft threshold."""
         starts = [found[0] if (found := s.how.shrinking(s)) and name in own else OFF
                   for s, own in zip(self.specs, self.names)]  # fmt: skip
-        masked = Shrunk(weight, gradient, torch.tensor(starts))
+        masked = Shrunk(weight, gradient, torch.tensor(starts), survivors)
         self.levels[name] = masked.level
         return masked
 
@@ -120,7 +124,7 @@ class MaskedNetwork:
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
-        """Run k as an ordinary model on the CPU, with the given masks burnt in."""
+        """Run k as an ordinary model on the CPU, with the given masks burnt in, and what survivors lose."""
         model = new_model(self.specs[k], arrays)
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
@@ -129,6 +133,8 @@ class MaskedNetwork:
                 if name in self.levels:
                     weight.copy_(shrink(weight, self.levels[name][k].cpu()))
                 weight.mul_(mask.cpu())
+                if name in self.lost:
+                    weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())
         return model.eval()
 
 

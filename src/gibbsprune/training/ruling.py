@@ -43,6 +43,7 @@ class Masks:
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
+        self.shrunk = {k for k, spec in enumerate(specs) if k in drawn and spec.how.survivors(spec) == "shrunk"}
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -97,6 +98,7 @@ class Masks:
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
+        self.shrink(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
@@ -112,6 +114,18 @@ class Masks:
                     name, k, _ = self.network.sites[i]
                     if k in self.pulled:
                         share(self.network.extras[name], k, runs).copy_(pull)
+
+    @torch.no_grad()
+    def shrink(self, weights: Sequence[Tensor] | None = None) -> None:
+        """What survivors lose, from the weights as they are now."""
+        weights, runs = weights or self.network.weights(), self.network.runs
+        for rule, places in self.rules if self.shrunk else ():
+            mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
+            if mine and isinstance(rule, Law):
+                lost = rule.lost([weights[i] for i in places])
+                names = [self.network.sites[places[n]][:2] for n in mine]
+                views = [share(self.network.lost[name], k, runs) for name, k in names]
+                torch._foreach_copy_(views, [lost[n] for n in mine])
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:

@@ -18,8 +18,8 @@ class Shrunk(Masked):
 
     on: Tensor
 
-    def __init__(self, weight: Tensor, gradient: str, levels: Tensor) -> None:
-        super().__init__(weight, gradient)
+    def __init__(self, weight: Tensor, gradient: str, levels: Tensor, survivors: str = "whole") -> None:
+        super().__init__(weight, gradient, survivors)
         self.level = nn.Parameter(levels.to(weight.device, weight.dtype))
         self.register_buffer("on", self.level.detach()[:, None] > OFF, persistent=False)
 

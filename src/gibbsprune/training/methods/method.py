@@ -116,6 +116,10 @@ class Method:
         """What reaches a masked weight (:mod:`gibbsprune.masking`); the law's own only where masks are drawn."""
         return "masked"
 
+    def survivors(self, spec: RunSpec) -> str:
+        """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
+        return "whole"
+
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
         return 0.0
