@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from gibbsprune import data
 from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
+from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count
 from gibbsprune.training import pictures, run
 from gibbsprune.training.folder import RunFolder, read_metrics
@@ -91,6 +93,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
             if one.method == "reinit":
                 check_masks_taken(path, Path(one.setting("from")))
     wanted = {(name, structure) for name, how in METHODS.items() for structure in how.structures if how.prunes}
+    wanted = {(name, structure) for name, structure in wanted if structure in ("weight", "kernel", "filter")}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
     assert "21 runs of resnet8 on digits, trained together." in text
@@ -99,6 +102,37 @@ def test_every_method_and_structure_on_digits(tmp_path):
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"
     ):
         run.start([resnet("magnitude", "weight", **{"from": str(tmp_path / "once")})], tmp_path / "no", "cpu")
+
+
+NEWER = {"column": 0.5, "4x4": 0.75, "2:4": 0.5, "at-most-3": 0.75}
+
+
+def test_every_method_with_the_other_structures(place, tmp_path):
+    """An epoch of few digits: masks of the right pattern, in the middle and in the end."""
+    short = QUICK.replace(epochs=1, batch=64)
+
+    def one(method: str, structure: str, **settings) -> RunSpec:
+        return RunSpec(data=str(place / "few.npz"), model="resnet8", method=method, structure=structure, recipe=short,
+                       sparsity=NEWER[structure], coupling=1.0, settings=settings)  # fmt: skip
+
+    methods = [name for name, how in METHODS.items() if "column" in how.structures and how.prunes and name != "reinit"]
+    specs = [
+        one(name, kind) for name in methods for kind in NEWER if as_structure(kind).name in METHODS[name].structures
+    ]
+    folder = RunFolder.open(run.start(specs, tmp_path / "once", "cpu").folder)
+    source = next(path for each, path in zip(specs, folder.runs) if (each.method, each.structure) == ("gibbs", "2:4"))
+    assert source.name.startswith("few-resnet8-gibbs-2of4-square-0.5-digits-e1-")
+    again = RunFolder.open(run.start([one("reinit", "2:4", **{"from": str(source)})], tmp_path / "two", "cpu").folder)
+    seen = set()
+    for each, path, result in [
+        *zip(specs, folder.runs, folder.results()),
+        (*again.specs, *again.runs, *again.results()),
+    ]:
+        check_files(each, path, result)
+        seen.add((each.method, as_structure(each.structure).name))
+    kinds = [as_structure(kind).name for kind in NEWER]
+    wanted = {(name, kind) for name, how in METHODS.items() for kind in how.structures if kind in kinds and how.prunes}
+    assert seen == {pair for pair in wanted if pair[0] != "reinit"} | {("reinit", "nm")}
 
 
 def check_files(one: RunSpec, path: Path, result: dict) -> None:
@@ -114,8 +148,12 @@ def check_files(one: RunSpec, path: Path, result: dict) -> None:
     assert len(masks) == (6 if one.structure == "filter" else 8)  # filter-wise without the projections
     for name, site in sites.items():
         rows = site.structure.rows(masks[name])
-        assert bool((rows == rows[:, :1]).all()), (path.name, name)
-        if one.method != "str":  # whose layers share the sparsity as they learn to
+        if site.structure.limited:
+            assert int(rows.sum(1).max()) <= site.limits[1], (path.name, name)
+            assert int(rows.sum()) == round((1 - site.removed) * math.prod(site.shape)), (path.name, name)
+        else:
+            assert bool((rows == rows[:, :1]).all()), (path.name, name)
+        if not site.structure.limited and one.method != "str":  # whose layers share the sparsity as they learn to
             assert int(rows[:, 0].sum()) == kept_count(one.sparsity, site.count), (path.name, name)
         assert not weights[f"{name}.weight"][~masks[name]].any(), (path.name, name)
         assert weights[f"{name}.weight"][masks[name]].any(), (path.name, name)

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import gibbsprune as gp
 from gibbsprune.law import Law
 from gibbsprune.masking import stored_weight
+from gibbsprune.structures import ALLOWED
 from gibbsprune.threshold import kept_count
 
 ALL = ["3", "6", "8"]
@@ -549,15 +550,17 @@ def test_a_finalized_model_can_be_pruned_again():
             {"sparsity": lambda name: -1},
             "sparsity is -1: allowed are numbers from 0 up to but not 1",
         ),
-        ({"structure": "channel"}, "structure is 'channel': allowed are 'weight', 'kernel', 'filter'"),
+        ({"structure": "channel"}, f"structure is 'channel': allowed are {ALLOWED}"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (
             {"sampler": "wolff"},
-            "sampler is 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact'",
+            "sampler is 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact', "
+            "'conditional'",
         ),
         (
             {"schedule": gp.ConstantSchedule(-1.0)},

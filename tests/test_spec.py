@@ -6,7 +6,7 @@ import pytest
 
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
-from gibbsprune.structures import STRUCTURES, as_structure
+from gibbsprune.structures import ALLOWED, EXAMPLES, as_structure
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec, scale_recipe
 
@@ -23,10 +23,13 @@ def test_default_recipe_follows_the_data():
     assert RunSpec(data="cifar10").recipe == RECIPES["paper"]
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", EXAMPLES)
 def test_every_possible_combination_is_accepted(structure):
     for hamiltonian in possible(as_structure(structure)):
-        for sampler in ("auto", *HAMILTONIANS[hamiltonian].samplers):
+        names = HAMILTONIANS[hamiltonian].samplers
+        if as_structure(structure).limited and hamiltonian != "binary":
+            names = ("conditional",)
+        for sampler in ("auto", *names):
             spec = RunSpec(structure=structure, hamiltonian=hamiltonian, sampler=sampler)
             assert RunSpec.from_dict(spec.as_dict()) == spec
 
@@ -40,20 +43,22 @@ def test_every_possible_combination_is_accepted(structure):
             "'filter-l1', 'thinet', 'random-mask', 'reinit', 'gradual', 'feedback', 'rigl', "
             "'lr-rewinding', 'str'",
         ),
-        ({"structure": "row"}, "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        ({"structure": "row"}, f"structure is 'row': allowed are {ALLOWED}"),
         ({"precision": "half"}, "precision is 'half': allowed are 'auto', 'float32', 'bfloat16'"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (
             {"hamiltonian": "quadratic"},
-            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary' with structure 'weight'",
+            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels' with structure 'weight'",
         ),
         (
             {"structure": "filter", "hamiltonian": "abs"},
-            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary' with structure 'filter'",
+            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary', 'redundancy' with structure 'filter'",
         ),
         (
             {"sampler": "chromatic"},

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .budgets import Budget
+from .couplings import Coupled, Pairwise
+from .diagnostics import Diagnostics, autocorrelation, autocorrelation_time
+from .energies import Neighbours, Redundancy
 from .errors import UserError
 from .export import (
     accelerate,
@@ -16,14 +19,16 @@ from .export import (
     load_packed,
     packed_size,
     save_packed,
+    to_semi_structured,
 )
+from .graphs import all_pairs, grid_pairs
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
 from .holding import hold_zeros
 from .law import sample
 from .pruner import GibbsPruner
 from .recalibration import recalibrate
 from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
-from .structures import Filter, Kernel, Structure, Weight
+from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
 from .threshold import converged_mask, threshold
 
 if TYPE_CHECKING:
@@ -32,10 +37,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NM",
+    "AtMost",
     "Binary",
+    "Block",
     "Budget",
+    "Column",
     "ConstantSchedule",
+    "Coupled",
     "CubicSchedule",
+    "Diagnostics",
     "Filter",
     "GibbsPruner",
     "Hamiltonian",
@@ -44,12 +55,18 @@ __all__ = [
     "Linear",
     "LinearSchedule",
     "LogSchedule",
+    "Neighbours",
+    "Pairwise",
     "Quadratic",
+    "Redundancy",
     "Schedule",
     "Structure",
     "UserError",
     "Weight",
     "accelerate",
+    "all_pairs",
+    "autocorrelation",
+    "autocorrelation_time",
     "compact",
     "compile_c",
     "converged_mask",
@@ -57,6 +74,7 @@ __all__ = [
     "export_c",
     "export_onnx",
     "export_pt2",
+    "grid_pairs",
     "hold_zeros",
     "load_packed",
     "load_run",
@@ -65,6 +83,7 @@ __all__ = [
     "sample",
     "save_packed",
     "threshold",
+    "to_semi_structured",
 ]
 
 

@@ -5,6 +5,7 @@ from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
+from gibbsprune.export.semi_structured import SemiStructuredReport, to_semi_structured
 
 __all__ = [
     "AccelerateReport",
@@ -13,6 +14,7 @@ __all__ = [
     "CompiledNetwork",
     "ExportReport",
     "PackedSize",
+    "SemiStructuredReport",
     "accelerate",
     "compact",
     "compile_c",
@@ -22,4 +24,5 @@ __all__ = [
     "load_packed",
     "packed_size",
     "save_packed",
+    "to_semi_structured",
 ]

@@ -45,7 +45,8 @@ class GibbsPruning(Callback):
     converged masks and the sparsity are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
 
     Args:
-        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
+            ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
         draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
         steps_per_epoch: optimiser steps per epoch of the schedule of β; None for the trainer's own epochs.
     """

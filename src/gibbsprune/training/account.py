@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomic
+from ..structures import as_structure
 from ..text import clock, percent, table, told
 from . import pictures
 from .folder import RunFolder, run_names
@@ -98,7 +99,7 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         "that the sparsity is not exact; anneal to a higher β (--beta-end) or over more epochs."
     )  # fmt: skip
     return (
-        f"{spec.model} on {spec.data}, pruned {spec.structure}-wise by {spec.method} to a sparsity of "
+        f"{spec.model} on {spec.data}, pruned {as_structure(spec.structure).manner} by {spec.method} to a sparsity of "
         f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
         f"{parameters:,} parameters left.{caution}"
     )

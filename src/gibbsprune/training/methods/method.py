@@ -72,7 +72,7 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]
-    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter", "column", "block")
     settings: ClassVar[dict[str, Setting]] = {}
     #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
     layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
@@ -119,6 +119,10 @@ class Method:
     def survivors(self, spec: RunSpec) -> str:
         """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
         return "whole"
+
+    def importance(self, spec: RunSpec) -> str:
+        """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
+        return "magnitude"
 
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
