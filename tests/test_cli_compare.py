@@ -98,9 +98,10 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 
 def test_runs_start_from_the_comparisons_own():
     compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
-    assert len(compared) == len({spec.name() for spec in compared.values()}) == 22
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 2 * len(choose("weight"))
     for seed in (0, 1):
         assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
+        assert compared["lr-rewinding", seed].setting("from") == compared["dense", seed].name()
         assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()
         assert compared["magnitude", seed].total_epochs == 25 + 9
 

@@ -39,6 +39,7 @@ ORDER = [
     "holding",
     "looking",
     "selection",
+    "latency",
     "budgets",
     "drawing",
     "summary",

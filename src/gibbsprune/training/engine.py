@@ -70,7 +70,7 @@ class Engine:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
         for level in self.network.levels.values():
-            own = [found[1] if (found := s.how.shrinking(s)) else 0.0 for s in specs]
+            own = [found[1] if (found := s.how.soft_threshold(s)) else 0.0 for s in specs]
             self.optimizer.decay_of(level).copy_(torch.tensor(own))
         self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]

@@ -16,8 +16,8 @@ from ..importance import add_gradient, add_inputs, by_inputs, channel_axis
 from ..masking import Masked, attach, stored_weight
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
-from .shrinking import OFF, Shrunk, shrink
 from .sites import run_sites
+from .soft import OFF, Soft, softened
 from .spec import RunSpec
 
 
@@ -36,7 +36,7 @@ class MaskedNetwork:
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
         self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
         self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
-        shrinks = any(s.how.shrinking(s) for s in specs)
+        soft = any(s.how.soft_threshold(s) for s in specs)
         self.importance = [spec.how.importance(spec) for spec in specs]
         self.scores: dict[tuple[str, str], Tensor] = {}  # by importance and layer, of all runs, where one wants it
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
@@ -44,7 +44,7 @@ class MaskedNetwork:
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
             weight = cast(nn.Parameter, module.weight)
-            masked = self._shrunk(name, weight, gradient, survivors) if shrinks else Masked(weight, gradient, survivors)
+            masked = self._soft(name, weight, gradient, survivors) if soft else Masked(weight, gradient, survivors)
             attach(module, masked)
             self.masks[name] = masked.mask
             if masked.extra is not None:
@@ -58,11 +58,11 @@ class MaskedNetwork:
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
 
-    def _shrunk(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Shrunk:
+    def _soft(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Soft:
         """A layer of which some runs learn a soft threshold."""
-        starts = [found[0] if (found := s.how.shrinking(s)) and name in own else OFF
+        starts = [found[0] if (found := s.how.soft_threshold(s)) and name in own else OFF
                   for s, own in zip(self.specs, self.names)]  # fmt: skip
-        masked = Shrunk(weight, gradient, torch.tensor(starts), survivors)
+        masked = Soft(weight, gradient, torch.tensor(starts), survivors)
         self.levels[name] = masked.level
         return masked
 
@@ -157,10 +157,8 @@ class MaskedNetwork:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
         state = self.model.state_dict(keep_vars=True)
         held = {id(mask) for mask in self.masks.values()}
-        masks, levels = (
-            {name for name, tensor in state.items() if id(tensor) in held},
-            set(map(id, self.levels.values())),
-        )
+        masks = {name for name, tensor in state.items() if id(tensor) in held}
+        levels = set(map(id, self.levels.values()))
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
         plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
         return {
@@ -177,7 +175,7 @@ class MaskedNetwork:
             for name, mask in masks.items():
                 weight = model.get_submodule(name).get_parameter("weight")
                 if name in self.levels:
-                    weight.copy_(shrink(weight, self.levels[name][k].cpu()))
+                    weight.copy_(softened(weight, self.levels[name][k].cpu()))
                 weight.mul_(mask.cpu())
                 if name in self.lost:
                     weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())

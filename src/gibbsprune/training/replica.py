@@ -16,7 +16,7 @@ from ..structures import check_mask
 from ..threshold import Segments
 from .finished import Finished
 from .fuse import share
-from .shrinking import shrink
+from .soft import softened
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -61,10 +61,10 @@ class Replica:
         return {name: share(of(network.stored(name)), self.k, network.runs) for name in self.sites}
 
     @property
-    def shrunk(self) -> Mapping[str, Tensor]:
+    def softened(self) -> Mapping[str, Tensor]:
         """The weight of every pruned layer with the soft threshold that it has learned."""
         levels = self.engine.network.levels
-        return {name: shrink(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
+        return {name: softened(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
 
     @cached_property
     def segments(self) -> Segments:

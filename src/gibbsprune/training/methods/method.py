@@ -161,7 +161,7 @@ class Method:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
         return 0.0
 
-    def shrinking(self, spec: RunSpec) -> tuple[float, float] | None:
+    def soft_threshold(self, spec: RunSpec) -> tuple[float, float] | None:
         """Where the level s of a soft threshold σ(s) per layer starts that is learned, and its decay; None: none is."""
         return None
 
