@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from .budgets import Budget
 from .errors import UserError
 from .export import (
-    accelerate,
     compact,
     compile_c,
     export_c,
@@ -49,7 +48,6 @@ __all__ = [
     "Structure",
     "UserError",
     "Weight",
-    "accelerate",
     "compact",
     "compile_c",
     "converged_mask",

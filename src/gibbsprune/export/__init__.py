@@ -1,19 +1,16 @@
-"""What is left after pruning, made really smaller and faster: compact networks, packed files, faster execution."""
+"""What is left after pruning, made really smaller and faster: compact networks, packed files, C."""
 
-from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 
 __all__ = [
-    "AccelerateReport",
     "CReport",
     "CompactReport",
     "CompiledNetwork",
     "ExportReport",
     "PackedSize",
-    "accelerate",
     "compact",
     "compile_c",
     "export_c",

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.export.profile import Profile
-from gibbsprune.text import table
+from ..text import table
+from .profile import Profile
 
-COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2"}
+COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2", "C": "#009E73"}
 
 
 def totals_table(found: Mapping[str, Profile]) -> str:
-    """One row per form, beside it the ratio of its latency to the first one's."""
+    """One row per form, beside it the ratio of its latency to the first one's; below, what is missing and why."""
+    missing = [f"\n{name}: {form.missing}" for name, form in found.items() if form.missing]
+    found = _there(found)
     first = next(iter(found.values()))
     header = ["", "parameters", "non-zero", "file (kB)", "multiply-adds"]
     for batch in first.latency:
@@ -24,11 +26,16 @@ def totals_table(found: Mapping[str, Profile]) -> str:
         for batch, latency in form.latency.items():
             row += [str(latency), f"{latency.median / first.latency[batch].median:.2f}"]
         rows.append(row)
-    return table(header, rows)
+    return table(header, rows) + "".join(missing)
+
+
+def _there(found: Mapping[str, Profile]) -> dict[str, Profile]:
+    return {name: form for name, form in found.items() if not form.missing}
 
 
 def layers_table(found: Mapping[str, Profile]) -> str:
-    """One row per layer: its weight's shape, non-zeros, multiply-adds and milliseconds in every form."""
+    """One row per layer: its weight's shape, non-zeros, multiply-adds and milliseconds in each form that has layers."""
+    found = {name: form for name, form in found.items() if form.layers}
     first = next(iter(found.values()))
     names = list(found)
     header = ["layer", *(f"{name} shape" for name in names), *(f"{name} non-zero" for name in names)]
@@ -62,8 +69,9 @@ def draw_profile(path: Path, found: Mapping[str, Profile], title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from gibbsprune.files import write_atomic
+    from ..files import write_atomic
 
+    found = _there(found)
     first = next(iter(found.values()))
     batch = max(first.latency)
     layers = list(first.layers)
@@ -87,7 +95,8 @@ def draw_profile(path: Path, found: Mapping[str, Profile], title: str) -> None:
             for place, height in zip(places, heights):
                 left.annotate(f"{height:.2f}", (place, height), ha="center", va="bottom", fontsize=7, rotation=90)
         times = [form.layers[layer].latency[batch].median if layer in form.layers else 0.0 for layer in layers]
-        right.step(range(len(layers)), times, where="mid", color=colour, label=name, linewidth=1.6)
+        if form.layers:
+            right.step(range(len(layers)), times, where="mid", color=colour, label=name, linewidth=1.6)
     left.set_xticks(range(len(kinds)), list(kinds), rotation=30, ha="right", fontsize=8)
     left.set_ylim(0, 1.25 * max(1.0, *(c(f) / max(c(first), 1e-12) for c in kinds.values() for f in found.values())))
     left.set_ylabel(f"relative to {next(iter(found))}")
