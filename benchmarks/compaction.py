@@ -2,7 +2,7 @@
 
 Aim: ResNet-56, 75 % of the filters of every block convolution pruned, latency at most 0.35 of dense at batch 128 and
 0.5 at batch 1, on a CPU, under PyTorch and under ONNX Runtime. Beside it the same number of filters removed by
-Torch-Pruning, and what that does to the output; the sparse ways for 95 % weight-wise pruning; and the packed file.
+Torch-Pruning, and what that does to the output; and the packed file of 95 % weight-wise pruning.
 
     python benchmarks/compaction.py [--model resnet56] [--clock cpu|wall] [--threads 1] [--rounds 9] [--out FILE]
 

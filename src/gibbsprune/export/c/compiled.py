@@ -120,10 +120,11 @@ def _timed(ways: dict[str, nn.Module], inputs: tuple[Tensor, ...], rounds: int) 
     took = dict.fromkeys(ways, float("inf"))
     for turn in range(rounds + 1):
         for name, way in ways.items():
-            start = time.perf_counter()
-            way(*inputs)
-            if turn:
-                took[name] = min(took[name], 1e3 * (time.perf_counter() - start))
+            for _ in range(2):  # the second one with threads that are awake
+                start = time.perf_counter()
+                way(*inputs)
+                if turn:
+                    took[name] = min(took[name], 1e3 * (time.perf_counter() - start))
     return took
 
 

@@ -311,38 +311,47 @@ GP_INLINE void gp_constant(int part, int parts, const float *x, float *y, int c,
     y[(i * d + j * s + k) * L + l] = x[((long)i * h + j) * w + k];
 }
 
-/* y = x z for c pairs of matrices: x has h rows of n numbers, z has n rows of w. Vectors run across columns, or images. */
-GP_INLINE void gp_product(int part, int parts, const float *x, const float *z, float *y, int c, int h, int n, int w, const int L, long xs, long xd,
-                          long zs, long zd, long ys, long yd) {
+/* M rows of a product of matrices: numbers of x times rows of z. Vectors run across columns, or across images. */
+GP_INLINE void gp_rows(const int M, const float *x, const float *z, float *y, int n, int w, const int L, long xs, long zs,
+                       long ys) {
   enum { R = 4 };
   const int step = L == 1 ? GP_V : 1;
-  GP_EACH(c, h) {
-    const float *row = x + (i * xd + j * xs) * L, *from = z + i * zd * L;
-    float *to = y + (i * yd + j * ys) * L;
-    int k = 0;
-    for (; k + R * step <= w; k += R * step) {
-      gp_vec a[R] = {{0}};
-      for (int m = 0; m < n; m++) {
-        const float *next = from + (m * zs + k) * L;
-        const gp_vec each = L == 1 ? gp_all(row[m]) : (gp_vec)*(const gp_any *)(row + (long)m * L);
-        GP_UNROLL for (int r = 0; r < R; r++) a[r] += each * *(const gp_any *)(next + r * GP_V);
-      }
-      GP_UNROLL for (int r = 0; r < R; r++) *(gp_any *)(to + (long)k * L + r * GP_V) = a[r];
-    }
-    for (; k + step <= w; k += step) {
-      gp_vec a = {0};
-      for (int m = 0; m < n; m++) {
-        const gp_vec each = L == 1 ? gp_all(row[m]) : (gp_vec)*(const gp_any *)(row + (long)m * L);
-        a += each * *(const gp_any *)(from + (m * zs + k) * L);
-      }
-      *(gp_any *)(to + (long)k * L) = a;
-    }
-    for (; k < w; k++)
+  int k = 0;
+#define GP_COLUMNS(R)                                                                                              \
+  for (; k + (R) * step <= w; k += (R) * step) {                                                                   \
+    gp_vec a[4 * 4] = {{0}};                                                                                       \
+    for (int m = 0; m < n; m++) {                                                                                  \
+      const float *next = z + (m * zs + k) * L;                                                                    \
+      GP_UNROLL for (int o = 0; o < M; o++) {                                                                      \
+        const float *number = x + (o * xs + m) * L;                                                                \
+        const gp_vec each = L == 1 ? gp_all(*number) : (gp_vec)*(const gp_any *)number;                            \
+        GP_UNROLL for (int r = 0; r < (R); r++) a[o * (R) + r] += each * *(const gp_any *)(next + r * GP_V);       \
+      }                                                                                                            \
+    }                                                                                                              \
+    GP_UNROLL for (int o = 0; o < M; o++) GP_UNROLL for (int r = 0; r < (R); r++)                                  \
+        *(gp_any *)(y + (o * ys + k) * L + r * GP_V) = a[o * (R) + r];                                             \
+  }
+  GP_COLUMNS(R)
+  GP_COLUMNS(1)
+#undef GP_COLUMNS
+  for (; k < w; k++)
+    for (int o = 0; o < M; o++)
       for (int l = 0; l < L; l++) {
         float a = 0;
-        for (int m = 0; m < n; m++) a += row[(long)m * L + l] * from[(m * zs + k) * L + l];
-        to[(long)k * L + l] = a;
+        for (int m = 0; m < n; m++) a += x[(o * xs + m) * L + l] * z[(m * zs + k) * L + l];
+        y[(o * ys + k) * L + l] = a;
       }
+}
+
+/* y = x z for c pairs of matrices: x has h rows of n numbers, z has n rows of w. */
+GP_INLINE void gp_product(int part, int parts, const float *x, const float *z, float *y, int c, int h, int n, int w, const int L,
+                          long xs, long xd, long zs, long zd, long ys, long yd) {
+  GP_MINE(i, c) {
+    int j = 0;
+    for (; j + 4 <= h; j += 4)
+      gp_rows(4, x + (i * xd + j * xs) * L, z + i * zd * L, y + (i * yd + j * ys) * L, n, w, L, xs, zs, ys);
+    for (; j < h; j++)
+      gp_rows(1, x + (i * xd + j * xs) * L, z + i * zd * L, y + (i * yd + j * ys) * L, n, w, L, xs, zs, ys);
   }
 }
 
