@@ -272,6 +272,7 @@ def test_constants() -> None:
             lambda x: F.interpolate(x, (9, 5), mode="bilinear"),
             lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
         ),
+        lambda x: 2 * x.mean((1, 2, 3)) + 1,
         *(lambda x: F.interpolate(x.flatten(2), 31, mode="linear"), lambda x: x.flatten(1) @ torch.ones(216, 2)),
     ]
     check(Several(*functions), torch.randn(2, 4, 6, 9))

@@ -103,7 +103,8 @@ def batch_norm(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
 
 def each(numbers: Tensor, x: Value) -> Tensor:
     """A number for each channel of the planes, from one for all or one for each of the first axis."""
-    return numbers.reshape(-1).expand(x.shape[0]).repeat_interleave(x.planes[0] // x.shape[0])
+    first = x.shape[0] if x.shape else 1
+    return numbers.reshape(-1).expand(first).repeat_interleave(x.planes[0] // first)
 
 
 def prelu(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
@@ -130,7 +131,7 @@ def combined(net: Network, x: Any, z: Any, kind: str, shape: tuple[int, ...], no
     value, other = (x, z) if isinstance(x, Value) else (z, x)
     number = torch.as_tensor(other).double()
     number = number.reshape((1,) * (len(value.shape) + 1 - number.dim()) + tuple(number.shape))
-    by_channel = number.numel() == 1 or number.numel() == number.shape[1] == value.shape[0]
+    by_channel = number.numel() == 1 or number.shape == (1, *value.shape[:1], *[1] * (len(value.shape) - 1))
     if value.shape != shape or not by_channel or (kind == "/" and value is not x):
         found = constant(net, number, len(shape), batch, node)
         x, z = (value, found) if value is x else (found, value)
