@@ -121,7 +121,7 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     from gibbsprune.export.profile import profile
     from gibbsprune.export.profile_report import draw_profile, layers_table, totals_table
 
-    found = profile(forms, x, rounds=options.rounds)
+    found = profile(forms, x, rounds=options.rounds, in_c="pruned" if "pruned" in forms else "dense")
     threads = torch.get_num_threads()
     images = "×".join(map(str, x.shape[1:]))
     lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]
