@@ -19,6 +19,7 @@ ORDER = [
     "structures",
     "limits",
     "threshold",
+    "survivors",
     "schedules",
     "graphs",
     "hamiltonians",

@@ -157,3 +157,35 @@ def test_layers_of_the_same_limits_are_drawn_together():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Law(sites).draw([torch.randn(8, 8)] * 3, torch.ones(1, dtype=torch.float64), [seeded(0)])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("hamiltonian", ["square", "sign", "binary"])
+@pytest.mark.parametrize("structure", ["2:4", "8:16", "at-most-3"])
+def test_on_a_gpu_also_in_a_captured_graph(structure, hamiltonian):
+    """The same pattern, and each share of the weights as often kept as on the CPU."""
+    weight = 0.3 * torch.randn(64, 33, 3, 3, generator=seeded(0))
+    law = gp.hamiltonians.HAMILTONIANS[hamiltonian]
+    site = Site(weight.shape, as_structure(structure), law, None).checked()
+    beta = {"square": 4.0, "sign": 0.3, "binary": -40.0}[hamiltonian]
+    draw, there = Law([site]), weight.cuda()
+    betas, generator = torch.tensor([beta], dtype=torch.float64, device="cuda"), torch.Generator("cuda").manual_seed(1)
+    assert torch.equal(draw.converged([there])[0].cpu(), gp.converged_mask(weight, None, structure))
+    draw.draw([there], betas, [generator])
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        (mask,) = draw.draw([there], betas, [generator])
+    found = []
+    for _ in range(20):
+        graph.replay()
+        found.append(mask.cpu())
+        number, real = kept(structure, None, found[-1])
+        most = real.clamp(max=site.limits[1])
+        assert bool((number <= most).all())
+        assert site.limits[0] == 0 or torch.equal(number, most)
+    assert not torch.equal(found[0], found[1])
+    here = gp.sample(weight, law, structure, beta=beta, draws=20, generator=seeded(2)).float().flatten(1)
+    for part in weight.square().flatten().argsort().split(2048):
+        a, b = here[:, part].mean(), torch.stack(found).float().flatten(1)[:, part].mean()
+        assert abs(a - b) < 6 * (2 * 0.25 / (20 * len(part))) ** 0.5

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import gibbsprune as gp
-from gibbsprune.threshold import Segments, keep_largest, kept_count, mean_squares, order_statistic, position
+from gibbsprune.threshold import (
+    Segments,
+    keep_largest,
+    kept_count,
+    mean_squares,
+    order_statistic,
+    position,
+)
 
 SPARSITIES = st.one_of(
     st.floats(0, 0.999),

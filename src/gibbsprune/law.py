@@ -9,7 +9,7 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -116,9 +116,7 @@ class Law:
         A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
         """
         drawn, converged = self.draw(weights, betas, generators, sweeps, before), self.converged(weights)
-        ties: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        for group in self.groups:
-            group.scatter(group.ties(weights), ties)
+        ties = self._each(lambda group: group.ties(weights))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
 
     def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
@@ -134,10 +132,18 @@ class Law:
 
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
-        masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        return self._each(lambda group: group.converged(weights))
+
+    def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The share of its value that every weight loses where survivors are shrunk by the threshold."""
+        return self._each(lambda group: group.lost(weights))
+
+    def _each(self, of: Callable[[_Group | Limited | Interacting], Tensor]) -> list[Tensor]:
+        """A value for every weight of every site, from the rows that a group gives."""
+        values: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            group.scatter(group.converged(weights), masks)
-        return masks
+            group.scatter(of(group), values)
+        return values
 
 
 class _Group(Stack):
@@ -232,7 +238,7 @@ def sample(
 
     Args:
         weight: of the layer.
-        hamiltonian: an object or a name; None for the structure's best.
+        hamiltonian: an object or a name; None for the structure's best, with β in units of the threshold.
         structure: an object or a name, as in :mod:`gibbsprune.structures`.
         sparsity: the fraction to remove; None for 0.9, or for the one of a pattern N:M.
         beta: the inverse temperature β.

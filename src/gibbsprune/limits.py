@@ -15,7 +15,7 @@ from torch import Tensor
 from .checks import bad
 
 COLUMNS = 8  # up to which a row is ranked by comparing all pairs
-BLOCK = 1 << 20  # rows ranked at once
+BLOCK = 1 << 22  # weights ranked at once
 
 
 def keep_in_rows(values: Tensor, keep: int) -> Tensor:
@@ -23,11 +23,13 @@ def keep_in_rows(values: Tensor, keep: int) -> Tensor:
     size = values.shape[1]
     if keep >= size:
         return torch.ones_like(values, dtype=torch.bool)
-    if size > COLUMNS:
-        places = values.sort(dim=1, descending=True, stable=True).indices[:, :keep]
-        return torch.zeros_like(values, dtype=torch.bool).scatter_(1, places, True)
-    mask = torch.empty_like(values, dtype=torch.bool)
-    for part, out in zip(values.split(BLOCK), mask.split(BLOCK)):
+    mask = torch.zeros_like(values, dtype=torch.bool)
+    block = max(1, BLOCK // size)
+    for part, out in zip(values.split(block), mask.split(block)):
+        if size > COLUMNS:
+            places = part.sort(dim=1, descending=True, stable=True).indices[:, :keep]
+            out.scatter_(1, places, True)
+            continue
         columns = part.T.contiguous()
         for i, value in enumerate(columns):  # how many come before it
             ahead = (columns[:i] >= value).sum(0) + (columns[i + 1 :] > value).sum(0)

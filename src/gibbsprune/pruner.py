@@ -29,6 +29,7 @@ from .selection import Selectors, Sparsity, select
 from .site import Site, check_gradient, layer_site
 from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
+from .survivors import SURVIVORS
 from .threshold import mean_squares
 
 
@@ -52,8 +53,10 @@ class GibbsPruner:
             name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
             all layers together.
         structure: ``"weight"``, ``"kernel"``, ``"filter"``, ``"2:4"`` or another of :mod:`gibbsprune.structures`.
-        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
-            best: ``Linear("square")`` where single weights are decided on, else ``Quadratic(0.01)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
+            for the structure's best with β in units of the threshold, so that one schedule suits every network:
+            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
+            relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
             :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
@@ -64,6 +67,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
             (see :mod:`gibbsprune.masking`).
+        survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
+            that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of a chain.
@@ -87,6 +92,7 @@ class GibbsPruner:
         *,
         epochs: int = 200,
         gradient: str = "masked",
+        survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
         warm: bool = False,
@@ -108,6 +114,7 @@ class GibbsPruner:
         self._targets = self._now = self._plan.at(math.inf, self._means)
         sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
         check_gradient(gradient, sites.values())
+        check_one_of("survivors", survivors, SURVIVORS)
         check_importance(importance, self.hamiltonian, gradient)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
@@ -119,7 +126,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps, importance)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -306,4 +313,4 @@ class GibbsPruner:
         for device, stream_state in saved.generators.items():
             self._drawing.generator(device, self.steps).set_state(stream_state)
         for names in self._drawing.by_device():
-            self._drawing.fill_gradients(names, self.beta)
+            self._drawing.fill(names, self.beta)

@@ -7,6 +7,7 @@ the family is gradual magnitude pruning: a sparsity that rises, at zero temperat
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from ...samplers import SWEEPS
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
 from ...structures import KINDS, as_structure
+from ...survivors import SURVIVORS
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class Gibbs(Method):
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             lambda spec: "masked", ""),
+        "survivors": Setting(choice(*SURVIVORS), "gibbs: what is left of a weight that is kept (whole)",
+                             lambda spec: "whole", ""),
+        "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
+                               lambda spec: "annealed", "t."),
         "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
                               lambda spec: "magnitude", ""),
         "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
@@ -72,6 +78,8 @@ class Gibbs(Method):
         return Law(sites, lanes=device.type == "cuda")
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
+        if spec.setting("temperature") == "zero":
+            return lambda epoch: math.inf
         beta = schedule(spec, [site.count * site.size for site in sites])
         return lambda epoch: beta(epoch // spec.stretch)
 
@@ -80,6 +88,9 @@ class Gibbs(Method):
 
     def gradient(self, spec: RunSpec) -> str:
         return str(spec.setting("gradient"))
+
+    def survivors(self, spec: RunSpec) -> str:
+        return str(spec.setting("survivors"))
 
     def importance(self, spec: RunSpec) -> str:
         return str(spec.setting("importance"))
