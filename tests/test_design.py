@@ -15,6 +15,7 @@ ORDER = [
     "checks",
     "files",
     "text",
+    "archives",
     "distributed",
     "structures",
     "limits",
@@ -99,12 +100,7 @@ def test_samplers_know_nothing_of_weights_and_layers(path):
 def test_the_core_needs_torch_and_numpy_only(path):
     allowed = {"torch", "numpy"} | ({"triton"} if path.name.endswith("_triton.py") else set())
     allowed |= {"safetensors"} if path.name == "files.py" else set()  # imported where it is used
-    standard = {
-        "__future__", "abc", "ast", "collections", "contextlib", "dataclasses", "errno", "fcntl", "fnmatch",
-        "fractions", "functools", "hashlib", "heapq", "importlib", "itertools", "json", "logging", "math", "numbers",
-        "os", "pathlib", "re", "secrets", "threading", "time", "types", "typing", "warnings", "weakref",
-    }  # fmt: skip
-    assert imports(path)[1] - standard <= allowed
+    assert imports(path)[1] - sys.stdlib_module_names <= allowed
 
 
 def test_the_page_has_the_same_order():

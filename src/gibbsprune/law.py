@@ -27,6 +27,7 @@ from .structures import Structure, as_structure, given_sparsity
 from .threshold import CHUNK, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
+CONVERGED = 0.999  # the share of weights on which drawn masks equal x_cvg, from which on they count as converged
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:

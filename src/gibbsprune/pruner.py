@@ -21,16 +21,19 @@ from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .importance import check_importance
+from .law import CONVERGED
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, layer_site
+from .site import Site, check_device, check_gradient, layer_site
 from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
 from .threshold import mean_squares
+
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
@@ -138,6 +141,7 @@ class GibbsPruner:
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
         module, target = self._layers[name], self._targets[name]
         structure = as_structure(kind, module)
+        check_device(f"the device of layer {name!r}", module.weight.device)  # type: ignore[arg-type]
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
@@ -192,7 +196,10 @@ class GibbsPruner:
     @torch._disable_dynamo
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
-        self._check_open("step", look=self.steps % 100 == 0)  # walking through the model each time would be felt
+        now_and_then = self.steps % 100 == 0  # each time would be felt
+        self._check_open("step", look=now_and_then)
+        if now_and_then:
+            self._check_finite()
         if self.check_ranks and self.steps % self.check_ranks == 0:
             streams = (generator.get_state() for generator in self._drawing.generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
@@ -218,28 +225,30 @@ class GibbsPruner:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def finalize(self, draw: str = "sample") -> nn.Module:
+    def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
-        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
+        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
+        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
+        trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
-        reshard(self.model)
-        for name, module in self._layers.items():
-            if not bool(torch.isfinite(whole(stored_weight(module))).all()):
-                raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
+        self._check_finite()
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
-        for name, mask in final.items():
-            self.masks[name].mask.copy_(mask)
-        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+        if draw == "sample":
+            for name, mask in final.items():
+                self.masks[name].mask.copy_(mask)
+        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
+            what, remedy = "the network was trained with other masks than it ends with", ""
+            if draw == "sample":
+                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
-                f"finalize(draw='converged')",
+                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
                 stacklevel=3,  # no_grad's wrapper is one
             )
         self._drawing.take_off(final)
@@ -252,6 +261,21 @@ class GibbsPruner:
         """Removes the masks and leaves the weights as they are; the pruner is done."""
         self._drawing.take_off({})
         self.finalized = True
+
+    def _check_finite(self) -> None:
+        """Refuses weights that are no numbers any more, of which no mask can be drawn."""
+        reshard(self.model)
+        weights = {name: stored_weight(module) for name, module in self._layers.items()}
+        if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
+            return  # a captured graph must not wait for an answer
+        finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
+        lost = [name for name, all_finite in finite.items() if not bool(all_finite)]
+        if lost:
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            raise UserError(
+                f"layer {lost[0]!r}{more} holds NaN or infinite weights after {self.steps} steps: the training has "
+                "diverged; a smaller learning rate or clipped gradients may help"
+            )
 
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:

@@ -129,6 +129,14 @@ def layer_site(
     return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
+def check_device(what: str, device: torch.device) -> None:
+    """Refuses Apple's GPUs, which have no float64: thresholds and laws are worked out in it."""
+    if device.type == "mps":
+        raise UserError(
+            f"{what} is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does not have"
+        )
+
+
 def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
     """The law's own gradient is that of weights which are drawn by themselves."""
     check_one_of("gradient", gradient, GRADIENTS)

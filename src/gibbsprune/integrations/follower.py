@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..checks import check_one_of, check_whole
 from ..errors import UserError
+from ..masking import STORED, masked_layers
 from ..pruner import GibbsPruner
 
 DRAWS = ("sample", "converged", None)
-MASKED = ".parametrizations.weight.original"
 
 
 class Follower:
@@ -148,9 +148,12 @@ class Follower:
 
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
-            masked = {name.removesuffix(MASKED) for name in own if name.endswith(MASKED)}
+            masked = {name.removesuffix(STORED) for name in own if name.endswith(STORED)}
             if self.open and self.follows(module):
-                self._compare(masked, {name.removesuffix(".weight") for name in own if name.endswith(".weight")})
+                others = masked_layers(module) - self._pruner.masks.keys()  # of another pruner
+                self._compare(
+                    masked - others, {name.removesuffix(".weight") for name in own if name.endswith(".weight")}
+                )
             if self._wrap is not None and masked:
                 self._wrap()
 

@@ -54,11 +54,12 @@ class Run:
 
 
 def images_of(arrays: Arrays, spec: RunSpec) -> dict[str, Any]:
-    """What a network must be told of its images: their shape, how many classes, and how they are standardised."""
+    """What a network must be told of its images: their shape, how they are standardised, and what its classes are."""
     mean, std = arrays.statistics(spec.recipe.standardise)
     return {
         "classes": arrays.classes, "channels": arrays.channels, "size": list(arrays.size),
         "mean": mean.tolist(), "std": std.tolist(),
+        "class_names": None if arrays.class_names is None else list(arrays.class_names),
     }  # fmt: skip
 
 

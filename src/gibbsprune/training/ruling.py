@@ -151,8 +151,8 @@ class Masks:
         return masks
 
     @torch.no_grad()
-    def final(self) -> list[Tensor]:
-        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
+    def drawn(self) -> list[Tensor]:
+        """:meth:`limits`, and where masks are drawn from a law one more draw."""
         masks, weights = self.limits(), self.network.judged()
         for rule, places in self.rules:
             if isinstance(rule, Law):
@@ -161,6 +161,12 @@ class Masks:
                 for i, mask in zip(places, drawn):
                     masks[i] = mask
         return masks
+
+    def final(self, limits: Sequence[Tensor], drawn: Sequence[Tensor]) -> list[Tensor]:
+        """The masks with which the runs end, of these two, as their recipes say."""
+        specs, sites = self.network.specs, self.network.sites
+        ends = [specs[k].how.ends_with == "drawn" and specs[k].recipe.final == "sample" for _, k, _ in sites]
+        return [sample if last else limit for last, limit, sample in zip(ends, limits, drawn)]
 
     @torch.no_grad()
     def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:

@@ -35,8 +35,9 @@ COUPLED = ("quadratic", "neighbours", "channels", "redundancy")  # Hamiltonians 
 
 
 def default_recipe(data: str) -> Recipe:
-    """The recipe a data set is trained with unless one is named: its own where it has one, else ``paper``."""
-    return RECIPES.get(data.partition(":heldout")[0], RECIPES["paper"])
+    """The recipe of a data set unless one is named: its own, else ``paper``; of a user's own data, ``plain``."""
+    name = data.partition(":heldout")[0]
+    return RECIPES["plain"] if name.endswith(".npz") else RECIPES.get(name, RECIPES["paper"])
 
 
 def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
@@ -61,7 +62,7 @@ class RunSpec:
     ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
 
     >>> RunSpec(structure="kernel", seed=3).name()
-    'digits-resnet20-gibbs-kernel-quadratic-0.9-s3'
+    'digits-resnet20-gibbs-kernel-quadratic-0.9-converged-s3'
     """
 
     data: str = "digits"
@@ -215,6 +216,8 @@ class RunSpec:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)
+            if self.recipe.final != "sample":  # with which every run ended once: their names stay
+                parts.append(self.recipe.final)
         parts += self._setting_parts()
         parts += self._recipe_parts()
         if self.stretch != 1:
@@ -241,13 +244,17 @@ class RunSpec:
         """The recipe's name unless it is the data's default, its epochs if changed, a hash of the rest."""
         base = RECIPES.get(self.recipe.name)
         if base is None:
-            return [_slug(self.recipe.name), _hash(self.recipe.as_dict())]
+            return [_slug(self.recipe.name), _hash(self._named_recipe())]
         parts = [] if base == default_recipe(self.data) else [base.name]
         if self.recipe.epochs != base.epochs:
             parts.append(f"e{self.recipe.epochs}")
-        if self.recipe != scale_recipe(base, self.recipe.epochs):
-            parts.append(_hash(self.recipe.as_dict()))
+        if self.recipe.replace(final=base.final) != scale_recipe(base, self.recipe.epochs):
+            parts.append(_hash(self._named_recipe()))
         return parts
+
+    def _named_recipe(self) -> dict[str, Any]:
+        """The recipe without what has a part of its own in names."""
+        return {name: value for name, value in self.recipe.as_dict().items() if name != "final"}
 
 
 def _is_path(data: str) -> bool:
