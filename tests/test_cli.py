@@ -248,7 +248,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
         ("train --resume r --seed 0", "--resume continues a run as it was started; leave out --seed"),
         ("train --coupling nan", "--coupling: must be a number, but 'nan' was given"),
-        ("train --coupling 1", "--coupling is for hamiltonian 'quadratic', not for 'square'"),
+        ("train --coupling 1", "'neighbours', 'channels', 'redundancy', not for 'square'"),
         (
             f"train --out {'x' * 300}",
             f"{'x' * 300}/run.json: File name too long",
