@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gibbsprune as gp
 
-KINDS = ("weight", "kernel", "filter")
+KINDS = ("weight", "kernel", "filter", "2:4")
 LAYERS = ["2", "5", "7"]
 
 
@@ -244,3 +244,5 @@ if __name__ == "__main__":
     jobs[job](rank, folder)
     dist.barrier()  # nobody hangs up while the other still listens
     dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # shards keep the group alive, whose threads may abort a process while Python shuts down

@@ -21,6 +21,7 @@ from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
+from gibbsprune.structures import ALLOWED
 from gibbsprune.sweeps.comparison import Entry, choose, runs
 from gibbsprune.sweeps.comparison_picture import STYLES, draw_comparison
 from gibbsprune.sweeps.comparison_report import Row, result_table, spread, title, write_report
@@ -42,11 +43,13 @@ def labels(entries) -> list[str]:
 
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
-        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping", "random-mask",
-        "reinit", "gradual", "feedback",
+        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "random-mask",
+        "reinit", "gradual", "feedback", "rigl", "lr-rewinding", "str",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
-        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping", "filter-l1", "random-mask", "reinit",
+        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "filter-l1", "random-mask", "reinit",
         "gradual", "feedback",
     ]  # fmt: skip
     assert set(labels(choose("filter"))) == {*labels(choose("kernel")), "thinet"}
@@ -76,10 +79,10 @@ def test_methods_with_settings():
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
-        (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
-        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits'"),
+        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits', 'plain'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
     ],
 )
@@ -95,9 +98,10 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 
 def test_runs_start_from_the_comparisons_own():
     compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
-    assert len(compared) == len({spec.name() for spec in compared.values()}) == 22
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 2 * len(choose("weight"))
     for seed in (0, 1):
         assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
+        assert compared["lr-rewinding", seed].setting("from") == compared["dense", seed].name()
         assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()
         assert compared["magnitude", seed].total_epochs == 25 + 9
 
@@ -212,7 +216,7 @@ def test_a_comparison_of_all_methods(place, capsys):
     words = command(place, "--epochs", "2", "--seeds", "0-1", "--sparsity", "0.5", "--out", str(out))
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "0.5, 2 seeds: 22 runs\n" in said
+    assert f"0.5, 2 seeds: {2 * len(choose('weight'))} runs\n" in said
     made = {"runs", "results", "pace.json", "compare.md", "compare.json", "compare.png"}
     assert {path.name for path in out.iterdir()} == made
     told = json.loads((out / "compare.json").read_text())
@@ -226,7 +230,7 @@ def test_a_comparison_of_all_methods(place, capsys):
         assert row["accuracy"] == pytest.approx(statistics.fmean(row["accuracies"]))
         assert row["accuracies_recalibrated"] == [result["accuracy_recalibrated"] for result in results]
         assert row["sparsity"] == pytest.approx(statistics.fmean(result["sparsity"] for result in results))
-        wanted = {"lottery": 8, "magnitude": 2 + 5}.get(row["method"], 2)
+        wanted = {"lottery": 8, "magnitude": 2 + 5, "lr-rewinding": 4}.get(row["method"], 2)
         assert {row["epochs"]} == {result["epochs"] for result in results} == {wanted}
         deviation = 100 * statistics.stdev(row["accuracies"])
         assert f"| {row['label']} " in said

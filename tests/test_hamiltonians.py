@@ -178,7 +178,11 @@ def test_energy_takes_stacks_of_any_depth():
     ],
 )
 def test_impossible_combinations_say_which_are_possible(hamiltonian, structure):
-    possible = "'square', 'abs', 'sign', 'binary'" if structure == "weight" else "'quadratic', 'sign', 'binary'"
+    possible = {
+        "weight": "'square', 'abs', 'sign', 'binary', 'neighbours', 'channels'",
+        "kernel": "'quadratic', 'sign', 'binary'",
+        "filter": "'quadratic', 'sign', 'binary', 'redundancy'",
+    }[structure]
     sentence = f"hamiltonian is {hamiltonian!r}: allowed are {possible} with structure {structure!r}"
     for call in (
         lambda: gp.sample(torch.ones(2, 2), hamiltonian, structure),
@@ -200,7 +204,8 @@ def test_impossible_combinations_say_which_are_possible(hamiltonian, structure):
         (lambda: gp.Binary("ratios"), "relative is 'ratios': allowed are None, 'ratio', 'offset'"),
         (
             lambda: as_hamiltonian("cubic", gp.Weight()),
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
     ],
@@ -211,9 +216,11 @@ def test_refusals(make, sentence):
     assert str(error.value) == sentence
 
 
-def test_defaults_are_what_the_paper_found_best():
-    assert as_hamiltonian(None, gp.Weight()) == gp.Linear("square")
-    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(0.01)
+def test_defaults_are_what_the_paper_found_best_in_units_of_the_threshold():
+    assert as_hamiltonian(None, gp.Weight()) == gp.Linear("square", relative=True)
+    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(1.0, relative=True)
+    assert as_hamiltonian("square", gp.Weight()) == gp.Linear("square")  # the paper's, by their names
+    assert as_hamiltonian("quadratic", gp.Filter()) == gp.Quadratic(0.01)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from gibbsprune import data
 from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.errors import UserError
+from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count
 from gibbsprune.training import finished, pictures, run
 from gibbsprune.training.fleet import Fleet
@@ -48,11 +50,14 @@ ONE_PHASE = [
     ("l1", "weight", {}),
     *[("targeted-dropout", structure, {}) for structure in ("weight", "kernel", "filter")],
     ("targeted-dropout", "weight", {"ramping": True}),
+    ("targeted-dropout", "weight", {"ramp": "authors"}),
     *[("random-mask", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("gradual", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
+    ("rigl", "weight", {"every": 5, "allocation": "uniform"}),
+    ("str", "weight", {}),
 ]
-LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery"), 2 * EPOCHS)
+LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery", "lr-rewinding"), 2 * EPOCHS)
 
 
 def resnet(method: str, structure: str, sparsity: float = 0.9, **settings) -> RunSpec:
@@ -70,6 +75,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     where = {(one.method, one.structure): str(path) for one, path in zip(first.specs, first.runs)}
     dense = where["dense", "weight"]
     tuned = [resnet("magnitude", "weight", 0.1, tune_epochs=1, **{"from": dense}),
+             resnet("lr-rewinding", "weight", allocation="uniform", **{"from": dense}),
              resnet("filter-l1", "kernel", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("filter-l1", "filter", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("thinet", "filter", 0.75, tune_epochs=1, images=64, **{"from": dense})]  # fmt: skip
@@ -89,14 +95,46 @@ def test_every_method_and_structure_on_digits(tmp_path):
             if one.method == "reinit":
                 check_masks_taken(path, Path(one.setting("from")))
     wanted = {(name, structure) for name, how in METHODS.items() for structure in how.structures if how.prunes}
+    wanted = {(name, structure) for name, structure in wanted if structure in ("weight", "kernel", "filter")}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
-    assert "18 runs of resnet8 on digits, trained together." in text
+    assert "21 runs of resnet8 on digits, trained together." in text
     assert all(f"| {path.name} " in text for path in first.runs)
     with pytest.raises(
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"
     ):
         run.start([resnet("magnitude", "weight", **{"from": str(tmp_path / "once")})], tmp_path / "no", "cpu")
+
+
+NEWER = {"column": 0.5, "4x4": 0.75, "2:4": 0.5, "at-most-3": 0.75}
+
+
+def test_every_method_with_the_other_structures(place, tmp_path):
+    """An epoch of few digits: masks of the right pattern, in the middle and in the end."""
+    short = QUICK.replace(epochs=1, batch=64)
+
+    def one(method: str, structure: str, **settings) -> RunSpec:
+        return RunSpec(data=str(place / "few.npz"), model="resnet8", method=method, structure=structure, recipe=short,
+                       sparsity=NEWER[structure], coupling=1.0, settings=settings)  # fmt: skip
+
+    methods = [name for name, how in METHODS.items() if "column" in how.structures and how.prunes and name != "reinit"]
+    specs = [
+        one(name, kind) for name in methods for kind in NEWER if as_structure(kind).name in METHODS[name].structures
+    ]
+    folder = RunFolder.open(run.start(specs, tmp_path / "once", "cpu").folder)
+    source = next(path for each, path in zip(specs, folder.runs) if (each.method, each.structure) == ("gibbs", "2:4"))
+    assert source.name.startswith("few-resnet8-gibbs-2of4-square-0.5-digits-e1-")
+    again = RunFolder.open(run.start([one("reinit", "2:4", **{"from": str(source)})], tmp_path / "two", "cpu").folder)
+    seen = set()
+    for each, path, result in [
+        *zip(specs, folder.runs, folder.results()),
+        (*again.specs, *again.runs, *again.results()),
+    ]:
+        check_files(each, path, result)
+        seen.add((each.method, as_structure(each.structure).name))
+    kinds = [as_structure(kind).name for kind in NEWER]
+    wanted = {(name, kind) for name, how in METHODS.items() for kind in how.structures if kind in kinds and how.prunes}
+    assert seen == {pair for pair in wanted if pair[0] != "reinit"} | {("reinit", "nm")}
 
 
 def check_files(one: RunSpec, path: Path, result: dict) -> None:
@@ -112,8 +150,13 @@ def check_files(one: RunSpec, path: Path, result: dict) -> None:
     assert len(masks) == (6 if one.structure == "filter" else 8)  # filter-wise without the projections
     for name, site in sites.items():
         rows = site.structure.rows(masks[name])
-        assert bool((rows == rows[:, :1]).all()), (path.name, name)
-        assert int(rows[:, 0].sum()) == kept_count(one.sparsity, site.count), (path.name, name)
+        if site.structure.limited:
+            assert int(rows.sum(1).max()) <= site.limits[1], (path.name, name)
+            assert int(rows.sum()) == round((1 - site.removed) * math.prod(site.shape)), (path.name, name)
+        else:
+            assert bool((rows == rows[:, :1]).all()), (path.name, name)
+        if not site.structure.limited and one.method != "str":  # whose layers share the sparsity as they learn to
+            assert int(rows[:, 0].sum()) == kept_count(one.sparsity, site.count), (path.name, name)
         assert not weights[f"{name}.weight"][~masks[name]].any(), (path.name, name)
         assert weights[f"{name}.weight"][masks[name]].any(), (path.name, name)
     left, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
@@ -186,12 +229,18 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--from", "lottery"], 3),
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--round", "1", "--from", "lottery"], 1),
     ("targeted-dropout", ["--structure", "kernel", "--ramping"], 1),
+    ("targeted-dropout", ["--epochs", "4", "--ramp", "authors"], 2),
     ("filter-l1", ["--structure", "filter", "--sparsity", "0.25", "--tune-epochs", "2"], 3),
     ("thinet", ["--structure", "filter", "--sparsity", "0.5", "--tune-epochs", "3", "--images", "40"], 3),
+    ("thinet", ["--structure", "filter", "--tune-epochs", "2", "--spread", "1", "--tune-rate", "rewind"], 3),
     ("random-mask", ["--structure", "kernel"], 1),
     ("reinit", ["--from", "gibbs"], 1),
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
+    ("gradual", ["--epochs", "4", "--until", "0.9", "--allocation", "global"], 2),
     ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
+    ("rigl", ["--every", "4"], 1),
+    ("lr-rewinding", ["--rounds", "2"], 3),
+    ("str", ["--start", "-4"], 1),
 ]
 
 
@@ -435,7 +484,7 @@ def test_weights_that_do_not_fit_are_one_sentence(place, tmp_path, monkeypatch, 
         ("l1", {"rounds": 3}, "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
         ("dense", {"penalty": 1}, "method 'dense' has no setting 'penalty': allowed are from, weights"),
         ("magnitude", {"tune_epochs": 1.5}, "tune_epochs is 1.5: allowed are whole numbers from 0"),
-        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0"),
+        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0, and 'rewind'"),
         ("lottery", {"rounds": 0}, "rounds is 0: allowed are whole numbers from 1"),
         ("lottery", {"rewind_step": "x"}, "rewind_step is 'x': allowed are whole numbers from 1, and 'default'"),
         ("lottery", {"round": 4}, "round is 4, but there are 3 rounds"),

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import gibbsprune as gp
-from gibbsprune.threshold import Segments, keep_largest, kept_count, mean_squares, order_statistic, position
+from gibbsprune.threshold import (
+    Segments,
+    keep_largest,
+    kept_count,
+    mean_squares,
+    order_statistic,
+    position,
+)
 
 SPARSITIES = st.one_of(
     st.floats(0, 0.999),
@@ -130,7 +137,7 @@ def test_half_precision_is_squared_in_single():
     assert (squares > 0).all()
 
 
-@pytest.mark.parametrize("bad", [1.0, 1.5, -0.1, float("nan"), float("inf"), "many", None])
+@pytest.mark.parametrize("bad", [1.0, 1.5, -0.1, float("nan"), float("inf"), "many"])
 def test_sparsity_outside_its_range(bad):
     for call in (gp.threshold, gp.converged_mask, lambda w, p: gp.sample(w, sparsity=p)):
         with pytest.raises(gp.UserError) as error:

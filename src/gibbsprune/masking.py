@@ -8,12 +8,17 @@ masked            g·x: a masked weight gets none that step (the paper)
 straight-through  g: every stored weight gets it (dynamic pruning with feedback, Lin et al. 2020)
 law               g·x + g·w ∂P/∂w with P the probability of keeping: a weight whose presence lowers the loss grows
 ================  ==============================================================================================
+
+Survivors keep their whole value (the paper), or are shrunk by the threshold, w·x·(1 − √(Q/w̄²)), so that a weight comes
+and goes at zero, and no mask that changes is a jump of the network (straight-through gradients with that are ST-3,
+Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -23,30 +28,45 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
+from .importance import Score
 from .site import GRADIENTS
-from .structures import STRUCTURES, Structure
+from .structures import Structure, as_structure, is_ours
+from .survivors import SURVIVORS, shrunk_mask
 from .threshold import converged_mask
+
+#: What a masked layer's weight and mask are called in the state of its model.
+STORED, MASK = ".parametrizations.weight.original", ".parametrizations.weight.0.mask"
 
 
 class Masked(nn.Module):
     """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps.
 
-    ``extra`` is what the gradient is multiplied by beyond the mask, None for nothing; its owner fills it, too.
+    ``extra`` is what the gradient is multiplied by beyond the mask, ``lost`` the share that a survivor loses of its
+    value, each None for nothing; the owner fills them, too.
     """
 
     mask: Tensor
     extra: Tensor | None
+    lost: Tensor | None
 
-    def __init__(self, weight: Tensor, gradient: str = "masked") -> None:
+    def __init__(self, weight: Tensor, gradient: str = "masked", survivors: str = "whole") -> None:
         super().__init__()
+        nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
         plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
-        more = None if plain else torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        self.register_buffer("extra", more, persistent=False)
+        self.register_buffer("extra", None if plain else nothing, persistent=False)
+        whole = check_one_of("survivors", survivors, SURVIVORS) == "whole"
+        self.register_buffer("lost", None if whole else nothing.clone(), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         masked = weight * self.mask
-        return masked if self.extra is None else masked + (weight - weight.detach()) * self.extra  # of value 0
+        if self.extra is not None:
+            masked = masked + (weight - weight.detach()) * self.extra  # of value 0
+        return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
+
+    def seeing(self) -> Tensor:
+        """Which weights get a gradient: those that the mask keeps, or all."""
+        return self.mask if self.extra is None else torch.ones_like(self.mask)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
@@ -62,24 +82,35 @@ class GibbsMasked(Masked):
 
     converged: Tensor
 
-    def __init__(self, weight: Tensor, structure: Structure, sparsity: float, gradient: str = "masked") -> None:
-        super().__init__(weight, gradient)
+    def __init__(
+        self,
+        weight: Tensor,
+        structure: Structure,
+        sparsity: float,
+        gradient: str = "masked",
+        survivors: str = "whole",
+    ) -> None:
+        super().__init__(weight, gradient, survivors)
         self.structure, self.sparsity = structure, sparsity
-        self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
+        like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
+        self.register_buffer("converged", torch.ones_like(like), persistent=False)
+        self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
         kind = self.structure
+        if self.score is not None:
+            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * _Converged.apply(weight, self.sparsity, kind)
-        if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
-            return weight * converged_mask(weight, self.sparsity, kind)
+            return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)
+        if not is_ours(kind):  # of the user's own: an operator cannot take it
+            return weight * _limit(weight, self.sparsity, kind, self.lost is not None)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else _refresh
-        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
+        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.spelling, kind.transposed, kind.groups)
         return weight * self.converged
 
 
@@ -87,8 +118,8 @@ class _Converged(torch.autograd.Function):
     """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
 
     @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure) -> Tensor:
-        return converged_mask(weight, sparsity, structure)
+    def forward(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
+        return _limit(weight, sparsity, structure, shrunk)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -96,15 +127,20 @@ class _Converged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, None
+        return None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, int]:
-        return torch.stack([_Converged.apply(w, sparsity, structure) for w in weight.movedim(in_dims[0], 0)]), 0
+    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
+        return torch.stack([_Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
+
+
+def _limit(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
+    """What a weight is multiplied by in the limit: x_cvg, or what it leaves of survivors that are shrunk."""
+    return (shrunk_mask if shrunk else converged_mask)(weight, sparsity, structure)
 
 
 def _refresh(
@@ -120,8 +156,8 @@ def _refresh(
     now = _state(weight)
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
-    kind = STRUCTURES[structure](transposed=transposed, groups=groups)
-    converged.copy_(converged_mask(weight, sparsity, kind))
+    kind = replace(as_structure(structure), transposed=transposed, groups=groups)
+    converged.copy_(_limit(weight, sparsity, kind, converged.is_floating_point()))
     seen[: len(now)] = torch.tensor(now)
 
 
@@ -162,16 +198,57 @@ def attach(module: nn.Module, masked: Masked) -> None:
 
     torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
     """
-    weight = cast(nn.Parameter, module.weight)
+    weight, alone = cast(nn.Parameter, module.weight), not parametrize.is_parametrized(module)
     module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
     parametrize.register_parametrization(module, "weight", masked, unsafe=True)
     cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
+    if alone:
+        type(module).__reduce_ex__ = _reduce  # type: ignore[method-assign, assignment]  # the class is the module's own
+
+
+def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
+    """A masked module as pickle takes it: one of its own class, which is masked again when it is made.
+
+    So a masked model can be saved whole and be passed to another process; torch refuses that for parametrised modules,
+    whose class it makes at run time.
+    """
+    if "__reduce_ex__" not in vars(type(module)):
+        raise UserError("a masked layer in shards cannot be pickled: save its state_dict()")
+    state = dict(module.__dict__)
+    modules = dict(module._modules)
+    chain = cast(nn.ModuleDict, modules.pop("parametrizations"))
+    if list(chain) != ["weight"] or len(chain["weight"]) != 1:  # type: ignore[arg-type]
+        raise UserError("a masked layer with further parametrisations cannot be pickled: save its state_dict()")
+    state["_modules"] = modules
+    masked, weight = chain["weight"][0], chain["weight"].original  # type: ignore[index]
+    return _empty, (type(module).__bases__[0],), (state, masked, weight), None, None, _mask_again
+
+
+def _empty(cls: type[nn.Module]) -> nn.Module:
+    return cls.__new__(cls)
+
+
+def _mask_again(module: nn.Module, saved: tuple[dict[str, Any], Masked, nn.Parameter]) -> None:
+    state, masked, weight = saved
+    module.__setstate__(state)
+    module.weight = weight
+    attach(module, masked)
 
 
 def stored_weight(module: nn.Module) -> nn.Parameter:
     """The weight under the mask, which the optimiser trains."""
     parametrizations = cast(nn.ModuleDict, module.parametrizations)
     return cast(nn.Parameter, parametrizations["weight"].original)
+
+
+def masked_layers(model: nn.Module) -> set[str]:
+    """The names of the layers that carry a mask, whoever draws it."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if parametrize.is_parametrized(module, "weight")
+        and any(isinstance(part, Masked) for part in module.parametrizations["weight"])
+    }
 
 
 def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mapping[str, Masked]) -> None:
@@ -210,6 +287,34 @@ def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> No
             )
 
 
+def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]:
+    """The state of a masked model, as a checkpoint of its training has it, for a model without masks.
+
+    ::
+
+        state = torch.load("epoch=7.ckpt", weights_only=True)["state_dict"]
+        model.load_state_dict(gp.plain_state(state))
+
+    Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
+    the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
+    Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
+    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
+    """
+    if not isinstance(state, Mapping):
+        raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
+    plain: dict[str, Any] = {}
+    for name, value in state.items():
+        if name.endswith(STORED):
+            layer = name.removesuffix(STORED)
+            mask = state.get(f"{layer}{MASK}")
+            if not isinstance(mask, Tensor) or mask.shape != value.shape:
+                raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
+            plain[f"{layer}.weight"] = value * mask if masked else value
+        elif not (name.endswith(MASK) and f"{name.removesuffix(MASK)}{STORED}" in state):
+            plain[name] = value
+    return plain
+
+
 def pack(mask: Tensor) -> Tensor:
     """A mask as one bit per weight."""
     return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
@@ -227,8 +332,10 @@ def _own_class(module: nn.Module) -> None:
     module.__class__ = type(cls.__name__, cls.__bases__, content)
 
 
-def burn(module: nn.Module, mask: Tensor) -> None:
+def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None) -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
+
+    Survivors lose the share ``lost`` of their value.
 
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
@@ -236,6 +343,8 @@ def burn(module: nn.Module, mask: Tensor) -> None:
     weight = stored_weight(module)
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
+        if lost is not None:
+            weight.mul_(1 - cut_like(lost, weight))
     with plain_class(module):
         _own_class(module)
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)

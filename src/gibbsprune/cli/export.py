@@ -21,11 +21,11 @@ FORMATS = {
 GRAPHS = ("c", "onnx", "pt2", "compact")  # which carry the network and not only its weights
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``export`` to the commands."""
     parser = commands.add_parser(
         "export",
-        help="write a run's network for use elsewhere, checked",
+        help=meaning,
         description="Write the network of a finished run to a file, and check that file on the run's test images. "
         "C, ONNX, pt2 and compact files take raw pixels, bytes of (rows, columns, channels); see the page beside them.",
         allow_abbrev=False,

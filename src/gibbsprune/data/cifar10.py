@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..archives import read_arrays
 from ..checks import check_one_of
 from ..errors import UserError
-from ..files import Lock, atomic, make_folder
+from ..files import Lock, ReadError, atomic, make_folder
 from .arrays import Arrays
 from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
 from .download import FetchError, Progress
@@ -164,11 +163,9 @@ def _read(path: Path) -> Arrays:
     if not path.exists():
         raise UserError(f"CIFAR-10 is not at {path}; {advice}")
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            contents = {key: file[key] for key in KEYS}
-            sound = bytes(file["digest"]) == _digest(contents).tobytes()
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile,
-            zlib.error):  # fmt: skip
+        contents = read_arrays(path, str(path), (*KEYS, "digest"))
+        sound = contents.pop("digest").tobytes() == _digest(contents).tobytes()
+    except ReadError:
         sound = False
     if not sound:
         raise UserError(f"{path} is damaged; {advice}")

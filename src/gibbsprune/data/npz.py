@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..archives import read_arrays
 from ..errors import UserError
 from .arrays import Arrays
 
@@ -25,7 +24,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     strings `class_names`, if there is one, says what they mean.
     """
     path = Path(path)
-    arrays = _read(path)
+    arrays = read_arrays(path, str(path), KEYS, [NAMES])
     x_train, x_test = _layout(path, "x_train", arrays["x_train"]), _layout(path, "x_test", arrays["x_test"])
     for key, x in (("x_train", x_train), ("x_test", x_test)):
         _check_values(path, key, x)
@@ -48,31 +47,6 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
         classes=classes,
         class_names=_names(path, arrays.get(NAMES)),
     )
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as opened:
-            if not zipfile.is_zipfile(opened):
-                wanted = f"an .npz file with {', '.join(KEYS)} is needed"
-                raise UserError(f"{path} is damaged or of another kind; {wanted}")
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as file:
-                missing = [key for key in KEYS if key not in file.files]
-                if missing:
-                    found = ", ".join(file.files) or "nothing"
-                    raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}")
-                return {key: file[key] for key in (*KEYS, NAMES) if key in file.files}
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{path} could not be read ({error.strerror or error})") from None
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if "pickle" in str(error):
-            raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only") from None
-        raise UserError(f"{path} is damaged ({error})") from None
 
 
 def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:

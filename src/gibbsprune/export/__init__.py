@@ -8,6 +8,7 @@ from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
 from gibbsprune.export.portable import load_compact, save_compact
 from gibbsprune.export.pretrained import compact_pretrained
+from gibbsprune.export.semi_structured import SemiStructuredReport, to_semi_structured
 from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ExportReport",
     "PackedSize",
     "QuantizationAware",
+    "SemiStructuredReport",
     "accelerate",
     "compact",
     "compact_pretrained",
@@ -31,5 +33,6 @@ __all__ = [
     "packed_size",
     "save_compact",
     "save_packed",
+    "to_semi_structured",
     "to_torch_prune",
 ]

@@ -115,6 +115,24 @@ def compact(
     return _reported(module, CompactReport(before, after, found, left))
 
 
+def folded(model: nn.Module, example_inputs: Tensor | Sequence[Any] | dict[str, Any]) -> nn.Module:
+    """A copy with batch norms folded and all channels in place: what a compact network is fairly compared with."""
+    args, kwargs = arguments(example_inputs)
+    original = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        args, kwargs = in_rows(original, args, kwargs)
+        try:
+            module = capture(copy.deepcopy(original), args or kwargs)
+        except UserError:
+            return original
+        canonical(module)
+        fold_batch_norms(module)
+        drop_unread(module)
+        as_modules(module)
+        reuse_memory(module)
+    return module.eval()
+
+
 class _Refused(Exception):
     """An operation turned out to have no smaller form, once its inputs were made smaller; who is to blame, first."""
 

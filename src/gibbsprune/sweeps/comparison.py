@@ -1,7 +1,7 @@
 """A comparison of methods: the sweep that it is, and the folder it leaves.
 
-``magnitude``, ``filter-l1`` and ``thinet`` start from the comparison's dense run of the same seed, ``reinit`` from the
-masks of its Gibbs run.
+``magnitude``, ``filter-l1``, ``thinet`` and ``lr-rewinding`` start from the comparison's dense run of the same seed,
+``reinit`` from the masks of its Gibbs run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..structures import as_structure
 from ..training.methods import METHODS, method
 from ..training.spec import RunSpec
 from . import declare, results
@@ -22,10 +23,10 @@ from .orders import Orders
 LARGEST = 32
 
 #: Trained besides the methods themselves.
-VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping",)}
+VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping", "targeted-dropout:ramp=authors")}
 
 #: Methods that can share the dense run.
-FROM_DENSE = ("magnitude", "filter-l1", "thinet")
+FROM_DENSE = ("magnitude", "filter-l1", "thinet", "lr-rewinding")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def choose(structure: str, wanted: Sequence[str] | None = None) -> list[Entry]:
     ``dense`` is always among them, as the baseline, and where ``reinit`` is, ``gibbs`` is.
     """
     if wanted is None:
-        names = [name for name, how in METHODS.items() if structure in how.structures or not how.prunes]
+        kind = as_structure(structure).name
+        names = [name for name, how in METHODS.items() if kind in how.structures or not how.prunes]
         wanted = [text for name in names for text in (name, *VARIANTS.get(name, ()))]
     entries = [Entry.read(text) for text in wanted]
     for i, entry in enumerate(entries):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import bad
 from ..data.arrays import Arrays
 from ..lanes import Lanes
 from ..recalibration import recalibrate
@@ -62,10 +63,15 @@ class Engine:
         self.specs, self.runs, self.device, self.arrays, self.ranks = list(specs), len(specs), device, arrays, ranks
         self.network = MaskedNetwork(specs, arrays, device)
         self.masks = Masks(specs, self.network, device)
+        if ranks.size > 1 and self.network.scores:
+            raise bad("importance", next(iter(self.network.scores))[0], "'magnitude' with several processes")
         self.optimizer = FlatOptimizer(*self.network.parameters(), self.runs, specs[0].recipe)
         for name in self.network.masks:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
+        for level in self.network.levels.values():
+            own = [found[1] if (found := s.how.soft_threshold(s)) else 0.0 for s in specs]
+            self.optimizer.decay_of(level).copy_(torch.tensor(own))
         self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
@@ -87,7 +93,7 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """One step; values that a method wants back later are put aside after it."""
+        """One step, and what methods do after it: put values aside that they want back later, exchange masks."""
         self._advance()
         self.done += 1
         for run in self.replicas:
@@ -95,6 +101,9 @@ class Engine:
                 self.step.join()
                 self.ranks.average_(self.network.buffers().values())
                 run.put_aside(run.spec.how.keeps[0])
+            if run.every is not None and self.done % run.every == 0:
+                self.step.join()
+                run.spec.how.after_step(run, self.done, run.spec.own_epochs * self.batches.steps)
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
@@ -116,6 +125,8 @@ class Engine:
         (x, y), _ = self.lanes.run([partial(self.batches.next, self.network.dtype), self.masks.draw], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
+        if self.network.scores:
+            self.network.observe(self.optimizer.parameters, grads, self.masks.through)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
         self.loss_sum += losses.detach()
         self.correct += correct
@@ -172,6 +183,7 @@ class Engine:
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
         self.step.join()
+        self.masks.keep_chains()
         self._compare_ranks(f"after {self.done} steps")
         self.ranks.average_(self.network.buffers().values())
         self.loss_sum *= self.batches.share
@@ -196,6 +208,7 @@ class Engine:
         """Test accuracy and loss of each run with the given masks, by default :meth:`Masks.limits`."""
         self.step.join()
         self.network.set_masks(self.masks.limits() if masks is None else masks)
+        self.masks.shrink()
         self.network.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
         parts = list(zip(*(part.split(EVALUATION_BATCH) for part in self.test)))

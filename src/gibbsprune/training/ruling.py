@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..budgets import Share, Targets
+from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..site import Site
 from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rule
+from .methods import Rising, Rule
 from .spec import RunSpec
 
 
@@ -28,6 +27,7 @@ class Masks:
         self.streams = [stream(spec.seed, "masks", device) for spec in specs]
         sites = [site for _, _, site in network.sites]
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
+        self.warm = [i for i, site in enumerate(sites) if site.warm]
         self.rules: list[tuple[Rule, list[int]]] = []
         for how in dict.fromkeys(spec.how for spec in specs):
             mine = [i for i, site in enumerate(sites) if specs[site.run].how is how and site.sparsity > 0]
@@ -38,19 +38,23 @@ class Masks:
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
         self.sparsities = [site.sparsity for site in sites]
-        given = {k: Targets(s.how.target(s), _shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
+        given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
         drawn = {sites[i].run for _, places in self.rules for i in places}
-        gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
+        gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law"]
+        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
+        self.shrunk = {k for k, spec in enumerate(specs) if k in drawn and spec.how.survivors(spec) == "shrunk"}
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def set_levels(self, epoch: int) -> list[float]:
-        """The runs' levels in an epoch."""
+        """The runs' levels in an epoch, and whatever else of their rules follows it."""
         values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(values, dtype=torch.float64))
+        for rule, _ in self.rules:
+            if isinstance(rule, Rising):
+                rule.set_epoch(epoch)
         return values
 
     def set_decays(self, decays: Mapping[str, Tensor]) -> None:
@@ -65,7 +69,7 @@ class Masks:
         """The sparsities of an epoch, where they rise or are shared among layers."""
         if not self.targets:
             return
-        weights, sites = self.network.weights(), self.network.sites
+        weights, sites = self.network.judged(), self.network.sites
         wanted = list(self.sparsities)
         for k, targets in self.targets.items():
             mine = [i for i, (_, run, _) in enumerate(sites) if run == k]
@@ -88,15 +92,30 @@ class Masks:
     @torch.no_grad()
     def draw(self) -> None:
         """A fresh mask for every layer whose method draws one; the others keep theirs."""
-        weights, views = self.network.weights(), self.network.mask_views()
-        jobs = [
-            partial(rule.draw, [weights[i] for i in places], self.betas, self.streams) for rule, places in self.rules
-        ]
+        weights, views = self.network.judged(), self.network.mask_views()
+        jobs = [self._job(rule, places, weights, views) for rule, places in self.rules]
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
+        self.shrink(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
+
+    def _job(
+        self, rule: Rule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """A draw of one rule; warm chains go on from ``masks``."""
+        mine = [weights[i] for i in places]
+        if self.warm and isinstance(rule, Law):
+            return partial(rule.draw, mine, self.betas, self.streams, before=[masks[i] for i in places])
+        return partial(rule.draw, mine, self.betas, self.streams)
+
+    @torch.no_grad()
+    def keep_chains(self) -> None:
+        """Holds the masks of warm chains, which go on from them in the next epoch, whatever is tested in between."""
+        views = self.network.mask_views()
+        for i in self.warm:
+            self.held[i].copy_(views[i])
 
     def _fill_gradients(self, weights: Sequence[Tensor]) -> None:
         """What the gradient is multiplied by beyond the mask, of all runs at once."""
@@ -112,22 +131,42 @@ class Masks:
                         share(self.network.extras[name], k, runs).copy_(pull)
 
     @torch.no_grad()
+    def shrink(self, weights: Sequence[Tensor] | None = None) -> None:
+        """What survivors lose, from the weights as they are now."""
+        weights, runs = weights or self.network.judged(), self.network.runs
+        for rule, places in self.rules if self.shrunk else ():
+            mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
+            if mine and isinstance(rule, Law):
+                lost = rule.lost([weights[i] for i in places])
+                names = [self.network.sites[places[n]][:2] for n in mine]
+                views = [share(self.network.lost[name], k, runs) for name, k in names]
+                torch._foreach_copy_(views, [lost[n] for n in mine])
+
+    @torch.no_grad()
     def limits(self) -> list[Tensor]:
         """The masks with which the runs would end now, but for a last draw: converged ones, or those held."""
-        masks, weights = list(self.held), self.network.weights()
+        masks, weights = list(self.held), self.network.judged()
         for i, mask in zip(self.limited, self.limit.converged([weights[i] for i in self.limited])):
             masks[i] = mask
         return masks
 
     @torch.no_grad()
-    def final(self) -> list[Tensor]:
-        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
-        masks, weights = self.limits(), self.network.weights()
+    def drawn(self) -> list[Tensor]:
+        """:meth:`limits`, and where masks are drawn from a law one more draw."""
+        masks, weights = self.limits(), self.network.judged()
         for rule, places in self.rules:
             if isinstance(rule, Law):
-                for i, mask in zip(places, rule.final([weights[i] for i in places], self.betas, self.streams)):
+                going = [self.held[i] for i in places] if self.warm else None
+                drawn = rule.final([weights[i] for i in places], self.betas, self.streams, before=going)
+                for i, mask in zip(places, drawn):
                     masks[i] = mask
         return masks
+
+    def final(self, limits: Sequence[Tensor], drawn: Sequence[Tensor]) -> list[Tensor]:
+        """The masks with which the runs end, of these two, as their recipes say."""
+        specs, sites = self.network.specs, self.network.sites
+        ends = [specs[k].how.ends_with == "drawn" and specs[k].recipe.final == "sample" for _, k, _ in sites]
+        return [sample if last else limit for last, limit, sample in zip(ends, limits, drawn)]
 
     @torch.no_grad()
     def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
@@ -141,9 +180,5 @@ class Masks:
 
     def remembered(self) -> list[Tensor]:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
-        drawn = set(self.limited)
+        drawn = set(self.limited) - set(self.warm)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]
-
-
-def _shares(sites: Mapping[str, Site]) -> dict[str, Share]:
-    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}

@@ -1,7 +1,8 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back.
+so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says. Of N:M
+the N falls from M, as far as s(t) has come.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING
 
 from ...checks import number
 from ...schedules import ANNEALED
-from .magnitude import largest
+from ...structures import KINDS
+from ...threshold import converged_mask
+from .gibbs import ALLOCATION
+from .magnitude import share_largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -20,13 +24,15 @@ if TYPE_CHECKING:
 class Gradual(Method):
     name = "gradual"
     about = "magnitude pruning on a cubic schedule while training (Zhu & Gupta)"
+    structures = KINDS
     settings = {
         "until": Setting(
             number(0, 1, above=True),
             f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
             lambda spec: ANNEALED,
             "u",
-        )
+        ),
+        "allocation": ALLOCATION,
     }
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
@@ -34,9 +40,11 @@ class Gradual(Method):
         sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
         if epoch >= ramp:
             return  # the mask stays
+        if not any(site.structure.limited for site in run.sites.values()):
+            return share_largest(run, sparsity, run.spec.setting("allocation"))
         for name, site in run.sites.items():
-            scores = site.structure.rows(run.weights[name]).square().mean(1)
-            run.hold(name, largest(scores, site, sparsity))
+            eased = site.structure.eased(sparsity, site.shape)
+            run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
 
 
 def cubic(sparsity: float, t: float) -> float:

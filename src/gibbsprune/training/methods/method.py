@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ..finished import Finished
     from ..replica import Replica
     from ..spec import RunSpec
+
+
+#: In place of a learning rate: those of the last epochs of training.
+REWIND = "rewind"
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,19 @@ class Rule(Protocol):
     ) -> list[Tensor]: ...
 
 
+@runtime_checkable
+class Rising(Rule, Protocol):
+    """A rule of which more than the level changes from epoch to epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
 class Method:
     """The defaults are those of plain training, in one phase, with masks that stay as they are."""
 
     name: ClassVar[str]
     about: ClassVar[str]
-    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter")
+    structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter", "column", "block")
     settings: ClassVar[dict[str, Setting]] = {}
     #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
     layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
@@ -131,8 +142,16 @@ class Method:
         return spec.sparsity
 
     def gradient(self, spec: RunSpec) -> str:
-        """What reaches a masked weight (:mod:`gibbsprune.masking`), where masks are drawn."""
+        """What reaches a masked weight (:mod:`gibbsprune.masking`); the law's own only where masks are drawn."""
         return "masked"
+
+    def survivors(self, spec: RunSpec) -> str:
+        """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
+        return "whole"
+
+    def importance(self, spec: RunSpec) -> str:
+        """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
+        return "magnitude"
 
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
@@ -141,6 +160,10 @@ class Method:
     def penalty(self, spec: RunSpec) -> float:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
         return 0.0
+
+    def soft_threshold(self, spec: RunSpec) -> tuple[float, float] | None:
+        """Where the level s of a soft threshold σ(s) per layer starts that is learned, and its decay; None: none is."""
+        return None
 
     def save_at(self, spec: RunSpec, steps: int) -> int | None:
         """After how many steps, of ``steps`` in its first phase, the first of what the run ``keeps`` is put aside."""
@@ -151,6 +174,13 @@ class Method:
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         """Before every epoch, after :meth:`begin_phase`."""
+
+    def every(self, spec: RunSpec) -> int | None:
+        """After how many steps, again and again, :meth:`after_step` is called; None: never."""
+        return None
+
+    def after_step(self, run: Replica, step: int, steps: int) -> None:
+        """Between two steps, ``step`` of ``steps`` in all being done."""
 
 
 def is_file(named: str) -> bool:
@@ -164,7 +194,13 @@ def training(spec: RunSpec) -> Phase:
                  lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
 
 
+def rewound(spec: RunSpec, epochs: int, name: str = "retrain") -> Phase:
+    """The last epochs of the recipe's learning rates once more (learning-rate rewinding, Renda et al. 2020)."""
+    whole = training(spec)
+    return Phase(name, epochs, lambda epoch: whole.rate(whole.epochs - epochs + epoch))
+
+
 def tuning(spec: RunSpec, epochs: int, name: str = "tune") -> Phase:
-    """Fine-tuning at a constant learning rate."""
-    rate = float(spec.setting("tune_rate"))
-    return Phase(name, epochs, lambda epoch: rate)
+    """Fine-tuning at a constant learning rate, or with learning rates rewound."""
+    rate = spec.setting("tune_rate")
+    return rewound(spec, epochs, name) if rate == REWIND else Phase(name, epochs, lambda epoch: float(rate))

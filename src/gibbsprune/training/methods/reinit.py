@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...checks import text
 from ...errors import UserError
 from ...site import Site
+from ...structures import KINDS
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Reinit(Method):
     """The new weights are of another random stream: a run with its source's seed does not start where that did."""
 
     name = "reinit"
+    structures = KINDS
     about = "the mask of a finished run (--from), new random weights, trained anew"
     settings = {"from": Setting(text(), "take the masks of this finished run", lambda spec: None, "from.")}
 
