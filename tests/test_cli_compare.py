@@ -21,6 +21,7 @@ from gibbsprune.checks import listed
 from gibbsprune.cli import main
 from gibbsprune.cli.compare import default_name
 from gibbsprune.errors import UserError
+from gibbsprune.structures import ALLOWED
 from gibbsprune.sweeps.comparison import Entry, choose, runs
 from gibbsprune.sweeps.comparison_picture import STYLES, draw_comparison
 from gibbsprune.sweeps.comparison_report import Row, result_table, spread, title, write_report
@@ -78,7 +79,7 @@ def test_methods_with_settings():
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
-        (["--structure", "row"], "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
         (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits', 'plain'"),
@@ -97,9 +98,10 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 
 def test_runs_start_from_the_comparisons_own():
     compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
-    assert len(compared) == len({spec.name() for spec in compared.values()}) == 22
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 2 * len(choose("weight"))
     for seed in (0, 1):
         assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
+        assert compared["lr-rewinding", seed].setting("from") == compared["dense", seed].name()
         assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()
         assert compared["magnitude", seed].total_epochs == 25 + 9
 

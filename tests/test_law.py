@@ -15,7 +15,7 @@ from gibbsprune import law as law_module
 from gibbsprune.hamiltonians import as_hamiltonian
 from gibbsprune.law import Law, independent_kind
 from gibbsprune.site import Site, off_edge
-from gibbsprune.structures import as_structure
+from gibbsprune.structures import ALLOWED, as_structure
 from gibbsprune.threshold import kept_count, position
 
 
@@ -266,7 +266,8 @@ def test_counts_of_numpy(structure, sampler):
         ({"draws": 1.5}, "draws is 1.5: allowed are whole numbers from 1"),
         (
             {"sampler": "gibbs"},
-            "sampler is 'gibbs': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact'",
+            "sampler is 'gibbs': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact', "
+            "'conditional'",
         ),
         (
             {"sampler": "exact"},
@@ -286,7 +287,7 @@ def test_counts_of_numpy(structure, sampler):
             {"sampler": "enumeration", "hamiltonian": "binary"},
             "sampler is 'enumeration': allowed are 'auto', 'two_point' with Binary(relative='offset')",
         ),
-        ({"structure": "row"}, "structure is 'row': allowed are 'weight', 'kernel', 'filter'"),
+        ({"structure": "row"}, f"structure is 'row': allowed are {ALLOWED}"),
     ],
 )
 @pytest.mark.parametrize("beta", [1.0, math.inf])

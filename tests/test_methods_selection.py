@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gibbsprune.errors import UserError
+from gibbsprune.structures import KINDS
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.methods import METHODS
 from gibbsprune.training.methods.gradual import cubic
@@ -381,10 +382,12 @@ def test_largest_keeps_the_first_among_equals():
 
 
 def test_every_method_of_the_comparison_has_its_structures():
-    every = ("weight", "kernel", "filter")
+    whole = ("weight", "kernel", "filter", "column", "block")
+    every = KINDS
+    assert set(KINDS) == {*whole, "nm", "at-most"}
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
-        "targeted-dropout": every, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
+        "targeted-dropout": whole, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
         "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",), "lr-rewinding": ("weight",),
         "str": ("weight",),
     }  # fmt: skip

@@ -2,8 +2,8 @@
 
 Empirical frequencies are held against probabilities from enumeration by chi-square tests. States whose expected
 count is under 20 are pooled, and the pool is held against the Poisson law, so that a state that must not occur is
-noticed. A single comparison fails where its p-value is under ALPHA = 1e-10. There are fewer than 4 000 comparisons
-in this file, so that all of them together raise a false alarm with probability under 4e-7 (and seeds are fixed).
+noticed. A single comparison fails where its p-value is under ALPHA = 1e-10. There are fewer than 5 000 comparisons
+in this file, so that all of them together raise a false alarm with probability under 5e-7 (and seeds are fixed).
 """
 
 import itertools
@@ -19,9 +19,9 @@ from scipy import special, stats
 import gibbsprune as gp
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import log_p_converged
-from gibbsprune.samplers import NAMES, Rows, Source, chromatic, draw, enumeration, exact, independent
+from gibbsprune.samplers import NAMES, Rows, Source, chromatic, conditional, draw, enumeration, exact, independent
 from gibbsprune.site import Site
-from gibbsprune.structures import STRUCTURES
+from gibbsprune.structures import STRUCTURES, as_structure
 
 ALPHA = 1e-10
 DRAWS = 30_000
@@ -96,6 +96,10 @@ def neighbourhoods(structure, shape):
         return index.reshape(-1, 1)
     if structure == "kernel":
         return index.reshape(shape[0] * shape[1], -1)
+    if structure == "column":
+        return np.swapaxes(index, 0, 1).reshape(shape[1], -1)
+    if structure == "1x2":
+        return index.reshape(-1, 2)
     return index.reshape(shape[0], -1)
 
 
@@ -143,8 +147,9 @@ def energies_by_hand(kind, weight, structure, sparsity, coupling, bipartite=Fals
 
 
 def gibbs(energies, beta):
-    """p ∝ exp(−βH)."""
-    weights = np.exp(-beta * (energies - energies.min()))
+    """p ∝ exp(−βH) of the masks of finite energy."""
+    possible = np.isfinite(energies)
+    weights = np.where(possible, np.exp(-beta * np.where(possible, energies - energies.min(), 0.0)), 0.0)
     return weights / weights.sum()
 
 
@@ -161,6 +166,8 @@ SHAPES = {  # at most 12 spins in all
     "weight": [(2, 4), (2, 1, 2, 2)],
     "kernel": [(3, 1, 2, 2), (2, 2, 3), (2, 1, 2, 3), (2, 3)],
     "filter": [(2, 5), (3, 2, 2, 1), (2, 2, 1, 3), (5, 1, 2)],
+    "column": [(3, 4), (2, 3, 2)],
+    "1x2": [(3, 4)],
 }
 COMBINATIONS = [
     ("binary", "weight", "two_point"),
@@ -183,20 +190,24 @@ COMBINATIONS = [
     ("quadratic", "filter", "enumeration"),
     ("quadratic", "filter", "chromatic"),
 ]
+COMBINATIONS += [(kind, other, by) for kind, one, by in COMBINATIONS if one == "filter" for other in ("column", "1x2")]
 BETAS = (0.1, 0.7, 3.0, 20.0, 150.0, 1e3, 1e4)
 
 
 def test_the_list_of_combinations_is_complete():
     possible = []
-    for (kind, hamiltonian), structure in itertools.product(HAMILTONIANS.items(), STRUCTURES.values()):
+    names = [*STRUCTURES, "1x2", *LIMITED_SHAPES]
+    for (kind, hamiltonian), structure in itertools.product(HAMILTONIANS.items(), names):
         for sampler in NAMES:
             try:
-                Site((2, 2, 3), structure(), hamiltonian, 0.5, sampler).checked()
+                Site((2, 2, 3), as_structure(structure), hamiltonian, None, sampler).checked()
             except UserError:
                 continue
             if sampler != "auto":
-                possible.append((kind, structure.name, sampler))
-    assert sorted(possible) == sorted(COMBINATIONS)
+                possible.append((kind, structure, sampler))
+    limited = itertools.product(("sign", "square", "abs"), LIMITED_SHAPES, ("conditional",))
+    switching = itertools.product(("binary",), LIMITED_SHAPES, ("two_point",))
+    assert sorted(possible) == sorted([*COMBINATIONS, *limited, *switching])
 
 
 @pytest.mark.parametrize(
@@ -281,6 +292,141 @@ def test_beta_zero_is_uniform_for_every_sampler():
         check_counts(counts, np.full(count, 1 / count), f"{kind} {structure} {sampler} at beta 0")
     wide = gp.sample(torch.randn(3, 50), None, "filter", beta=0.0, draws=DRAWS // 4, generator=seeded(3))
     check_counts(np.bincount(codes(wide[:, 0, :10]), minlength=1024), np.full(1024, 1 / 1024), "a wide row at beta 0")
+
+
+# -- given counts: N of M, at most k --------------------------------------------------------------------------------
+
+LIMITED_SHAPES = {
+    "2:4": [(3, 4), (2, 6), (1, 4, 3), (2, 5)],  # the last input channels of some are a smaller group
+    "1:4": [(2, 6)],
+    "3:4": [(2, 5)],
+    "2:3": [(2, 4, 1)],
+    "5:10": [(1, 12)],  # by recursion
+    "at-most-2": [(2, 1, 5), (2, 2, 3), (1, 2, 2, 3)],
+    "at-most-3": [(1, 2, 4)],
+}
+
+
+def limited_by_hand(kind, weight, structure, sparsity, relative=False):
+    """H of all masks, infinite for those of other counts, from nothing but what the structure's name says."""
+    w = weight.double().numpy()
+    squares, size, index = w.ravel() ** 2, w.size, np.arange(w.size).reshape(w.shape)
+    masks = all_masks(size)
+    if ":" in structure:
+        n, m = map(int, structure.split(":"))
+        by_position = index.reshape(*w.shape[:2], -1)
+        groups = [
+            by_position[o, first : first + m, k]
+            for o in range(w.shape[0]) for first in range(0, w.shape[1], m) for k in range(by_position.shape[2])
+        ]  # fmt: skip
+        counts = [min(n, len(g)) for g in groups]
+        allowed = np.all([masks[:, g].sum(1) == c for g, c in zip(groups, counts)], axis=0)
+        q = np.empty(size)
+        for g, c in zip(groups, counts):  # filled up with zeros
+            down = np.sort(np.append(squares[g], np.zeros(m)))[::-1]
+            q[g] = 0 if c == m else (down[n - 1] + down[n]) / 2
+        values = squares
+    else:
+        k = int(structure.removeprefix("at-most-"))
+        groups = index.reshape(w.shape[0] * w.shape[1], -1)
+        allowed = np.all([masks[:, g].sum(1) <= k for g in groups], axis=0)
+        values = np.zeros(size)
+        for g in groups:
+            largest = g[np.argsort(squares[g])[-k:]]
+            values[largest] = squares[largest]
+        q = np.full(size, np.quantile(values, sparsity))
+    if kind == "binary":
+        kept = values > q
+        for g in groups if ":" in structure else ():
+            kept[g] |= len(g) <= n
+        energies = (masks != kept).any(1).astype(float)
+    else:
+        field = {"sign": np.sign(q - values), "square": q - squares, "abs": np.sqrt(q) - np.sqrt(squares)}[kind]
+        unit = {"sign": as_structure(structure).size(w.shape), "square": q, "abs": np.sqrt(q)}[kind] if relative else 1
+        energies = np.where(masks, 1.0, -1.0) @ (field / np.maximum(unit, 1e-300))
+    return np.where(allowed, energies, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure", "shape"),
+    [(k, s, shape) for k in ("square", "abs", "sign", "binary") for s in LIMITED_SHAPES for shape in LIMITED_SHAPES[s]],
+)
+def test_limited_laws_against_enumeration(kind, structure, shape):
+    generator, sparsity = seeded(sum(shape)), 0.7 if structure.startswith("at") else None
+    masks = torch.from_numpy(all_masks(math.prod(shape))).reshape(-1, *shape)
+    for scale in (0.15, 1.0):
+        weight = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+        by_hand = limited_by_hand(kind, weight, structure, sparsity)
+        ours = gp.energy(masks, weight, HAMILTONIANS[kind], structure, sparsity).numpy()
+        np.testing.assert_allclose(ours, by_hand, atol=1e-12)
+        best = codes(gp.converged_mask(weight, sparsity, structure)[None])[0]
+        if kind != "sign":
+            assert by_hand.argmin() == best
+        for beta in (0.0, 0.7, 20.0, 1e3, 1e4):
+            drawn = gp.sample(weight, HAMILTONIANS[kind], structure, sparsity, beta, draws=DRAWS, generator=generator)
+            counts = np.bincount(codes(drawn), minlength=len(masks))
+            assert not counts[np.isinf(by_hand)].any()
+            check_counts(counts, gibbs(by_hand, beta), f"{kind} {structure} {shape} scale {scale} beta {beta}")
+
+
+@pytest.mark.parametrize("kind", ["square", "abs", "sign"])
+@pytest.mark.parametrize("structure", ["2:4", "at-most-2"])
+def test_relative_limited_laws_at_any_scale_of_the_weights(kind, structure):
+    shape, sparsity = ((2, 4), None) if structure == "2:4" else ((2, 1, 5), 0.7)
+    plain = torch.randn(shape, generator=seeded(23), dtype=torch.float64)
+    for scale in (1e-3, 1.0, 30.0):
+        by_hand = limited_by_hand(kind, plain * scale, structure, sparsity, relative=True)
+        law = gp.Linear(kind, relative=True)
+        for beta in (0.3, 3.0, 30.0):
+            drawn = gp.sample(plain * scale, law, structure, sparsity, beta, draws=DRAWS, generator=seeded(24))
+            counts = np.bincount(codes(drawn), minlength=len(by_hand))
+            check_counts(counts, gibbs(by_hand, beta), f"relative {kind} {structure} scale {scale} beta {beta}")
+
+
+@pytest.mark.parametrize("limits", [(1, 1), (3, 3), (7, 7), (10, 10), (0, 2), (0, 9)])
+def test_both_ways_to_draw_given_counts(limits):
+    """By patterns where they are few, and by recursion, in strong fields too."""
+    size, (least, most) = 10, limits
+    for strength in (0.3, 2.0, 400.0):
+        field = torch.randn(1, size, generator=seeded(31), dtype=torch.float64) * strength
+        rows = Rows(field.expand(DRAWS, -1), torch.zeros(1, 1), source(DRAWS, size, 1), limits=limits)
+        counts = np.bincount(codes(conditional.draw(rows)), minlength=1 << size)
+        masks = all_masks(size)
+        allowed = (masks.sum(1) >= least) & (masks.sum(1) <= most)
+        energy = np.where(allowed, np.where(masks, 1.0, -1.0) @ field[0].numpy(), np.inf)
+        check_counts(counts, gibbs(energy, 1.0), f"{limits} at strength {strength}")
+        if least == most and math.comb(size, most) > 1:
+            u = source(DRAWS, size, 2).uniform(size)
+            other = conditional.by_recursion(field.expand(DRAWS, -1), u, most, most)
+            check_counts(np.bincount(codes(other), minlength=1 << size), gibbs(energy, 1.0), f"recursion {limits}")
+
+
+def test_a_large_group_against_single_flips():
+    """32 of 64, which nobody can enumerate: single-spin means and pair means against a long chain of swaps."""
+    size, keep, rows = 64, 32, 4000
+    field = torch.randn(1, size, generator=seeded(41), dtype=torch.float64) * 0.8
+    drawn = conditional.draw(Rows(field.expand(rows, -1), torch.zeros(1, 1), source(rows, size), limits=(keep, keep)))
+    assert bool((drawn.sum(1) == keep).all())
+    rng, h = np.random.default_rng(0), field[0].numpy()
+    state = np.argsort(rng.random((rows, size)), axis=1) < keep
+    at = np.arange(rows)
+    for _ in range(6000):  # of each row two places, which exchange what they hold if one of them is kept
+        i, j = rng.integers(size, size=(2, rows))
+        kept_i, kept_j = state[at, i], state[at, j]
+        change = 2 * np.where(kept_i & ~kept_j, h[j] - h[i], np.where(kept_j & ~kept_i, h[i] - h[j], 0.0))
+        go = rng.random(rows) < np.exp(-np.maximum(change, 0))
+        state[at, i], state[at, j] = np.where(go, kept_j, kept_i), np.where(go, kept_i, kept_j)
+    check_means(drawn.numpy().astype(float), state.astype(float), "32 of 64")
+    pairs = lambda x: (x[:, :-1] & x[:, 1:]).astype(float)  # noqa: E731
+    check_means(pairs(drawn.numpy()), pairs(state), "neighbours of 32 of 64")
+
+
+@pytest.mark.parametrize("beta", [1e12, 1e30, 1e300])
+@pytest.mark.parametrize("structure", ["2:4", "8:16", "at-most-3"])
+def test_limited_laws_are_safe_at_any_beta(structure, beta):
+    weight = torch.randn(6, 10, 3, 3, generator=seeded(51))
+    drawn = gp.sample(weight, None, structure, beta=beta, generator=seeded(52))[0]
+    assert torch.equal(drawn, gp.converged_mask(weight, None, structure))
 
 
 # -- the chromatic chain -----------------------------------------------------------------------------------------------

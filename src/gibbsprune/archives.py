@@ -33,8 +33,12 @@ _BROKEN = (
 )  # fmt: skip
 
 
-def read_arrays(source: str | os.PathLike[str] | bytes, name: str, keys: Iterable[str]) -> dict[str, np.ndarray]:
+def read_arrays(
+    source: str | os.PathLike[str] | bytes, name: str, keys: Iterable[str], optional: Iterable[str] = ()
+) -> dict[str, np.ndarray]:
     """The arrays of these keys in an ``.npz`` file or its bytes; Python objects are never loaded.
+
+    Those of ``optional`` keys are there if the file has them.
 
     What is damaged, lacks a key, or would grow to more than its length allows, is a :class:`ReadError` about ``name``.
     """
@@ -51,6 +55,7 @@ def read_arrays(source: str | os.PathLike[str] | bytes, name: str, keys: Iterabl
                     found = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist())
                     held = found if found.isprintable() else repr(found)
                     raise ReadError(f"{name} lacks {', '.join(missing)}; it holds {held[:200] or 'nothing'}")
+                keys += [key for key in optional if f"{key}.npy" in archive.namelist()]
                 entries = {key: archive.getinfo(f"{key}.npy") for key in keys}
                 check_size(name, sum(entry.file_size for entry in entries.values()), file.seek(0, io.SEEK_END))
                 for key, entry in entries.items():

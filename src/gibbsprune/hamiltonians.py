@@ -8,6 +8,7 @@ with a coupling c (0 for the linear ones), each unordered pair counted once, and
 weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A *relative* one measures β in units
 of its own field, so that one schedule suits every layer, network and weight decay (:meth:`Hamiltonian.unit`). A new
 Hamiltonian of this form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
+Energies with other pairs are in :mod:`gibbsprune.couplings`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .checks import bad, check_number, check_one_of, check_sparsity, listed, number
+from .checks import bad, check_number, check_one_of, listed, number
+from .graphs import Graph
 from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
-from .structures import STRUCTURES, Structure, as_structure, check_mask
-from .threshold import check_weight, converged_mask, mean_squares, quantile
+from .structures import STRUCTURES, Structure, as_structure, check_mask, given_sparsity
+from .threshold import check_weight, converged_mask, kept_count, measured
 
 LN2 = math.log(2.0)
 
@@ -44,6 +46,10 @@ class Hamiltonian(ABC):
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
 
+    def families(self, structure: Structure) -> tuple[str, ...]:
+        """The names of :attr:`structures` under which a structure may go beside its own."""
+        return (structure.family,)
+
     def unit(self, threshold: Tensor, size: int) -> Tensor | None:
         """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
         return None
@@ -55,6 +61,10 @@ class Hamiltonian(ABC):
     def strength(self, size: int) -> float:
         """The coupling of a pair in a neighbourhood of ``size``."""
         return self.coupling
+
+    def pairing(self, shape: Sequence[int], structure: Structure) -> Graph | None:
+        """Which elements of a layer interact, where these are not all of a neighbourhood (:mod:`.couplings`)."""
+        return None
 
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
@@ -71,6 +81,20 @@ class Hamiltonian(ABC):
             pairs = (spins.sum(-1).square() - spins.shape[-1]) / 2
             total = total - self.strength(spins.shape[-1]) * pairs.sum(-1)
         return total
+
+    def pair_energy(
+        self, spins: Tensor, rows: Tensor, mean: float, shape: Sequence[int], structure: Structure
+    ) -> Tensor | float:
+        """What pairs of :meth:`pairing` add to H of spins (..., rows, n) of a layer with the weights ``rows``.
+
+        Args:
+            spins: ±1.
+            rows: of weights, (rows, n).
+            mean: of a mask's spins at the layer's sparsity.
+            shape: of the layer's weight.
+            structure: how it is cut.
+        """
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -215,7 +239,12 @@ HAMILTONIANS: dict[str, Hamiltonian] = {
 
 def possible(structure: Structure) -> list[str]:
     """The names of the Hamiltonians of a structure, the one that the paper found best first."""
-    return [name for name, one in HAMILTONIANS.items() if structure.name in one.structures]
+    return [name for name, one in HAMILTONIANS.items() if fits(one, structure)]
+
+
+def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
+    """Whether a Hamiltonian is made for a structure, or for the one that it is like."""
+    return bool({structure.name, *hamiltonian.families(structure)} & set(hamiltonian.structures))
 
 
 #: Those of them that are best, in units of the threshold: taken where none is named, so that nobody has to choose a β.
@@ -231,8 +260,8 @@ def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) 
     chosen = HAMILTONIANS.get(given) if isinstance(given, str) else given
     if not isinstance(chosen, Hamiltonian):
         raise bad("hamiltonian", given, f"{listed(HAMILTONIANS)} and Hamiltonian objects")
-    if structure.name not in chosen.structures:
-        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.name!r}")
+    if not fits(chosen, structure):
+        raise bad("hamiltonian", given, f"{listed(possible(structure))} with structure {structure.spelling!r}")
     return chosen
 
 
@@ -241,37 +270,43 @@ def energy(
     weight: Tensor,
     hamiltonian: str | Hamiltonian | None = None,
     structure: str | Structure = "weight",
-    sparsity: float = 0.9,
+    sparsity: float | None = None,
 ) -> Tensor:
-    """H(x) of one layer's mask (or of a stack of masks), in float64.
+    """H(x) of one layer's mask (or of a stack of masks), in float64; infinite for one that the structure excludes.
 
     Args:
         mask: True keeps, of the weight's shape or with leading dimensions.
         weight: of the layer.
         hamiltonian: an object or a name; None for the structure's best, relative to the threshold.
-        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        sparsity: the fraction to remove, which gives the threshold Q.
+        structure: an object or a name, as in :mod:`gibbsprune.structures`.
+        sparsity: the fraction to remove, which gives the threshold Q; None for 0.9, or for that of a pattern N:M.
 
     >>> import torch, gibbsprune as gp
     >>> w = torch.tensor([1.0, 2.0, 3.0])
     >>> float(gp.energy(torch.tensor([False, True, True]), w, gp.Linear("sign"), sparsity=0.4))
     -3.0
     """
-    check_sparsity(sparsity)
     kind = as_structure(structure)
+    sparsity = given_sparsity(sparsity, kind)
     weight = check_weight(weight)
     chosen = as_hamiltonian(hamiltonian, kind)
     mask = check_mask(mask, weight.shape)
-    lead = mask.shape[: mask.dim() - weight.dim()]
+    lead, limited = mask.shape[: mask.dim() - weight.dim()], torch.zeros((), dtype=torch.float64)
+    stack = torch.stack([kind.rows(m) for m in mask.reshape(-1, *weight.shape)])
+    if kind.limited:
+        real_rows = kind.rows(torch.ones_like(weight))
+        (least, most), kept = kind.limits(weight.shape), stack.sum(-1)
+        outside = (kept > most) | (kept < real_rows.sum(1).clamp(max=least))
+        limited = torch.where(outside.any(-1), math.inf, 0.0).double().reshape(lead)
     if isinstance(chosen, Binary):  # in the weight's own precision, in which x_cvg is what it is everywhere else
         differs = (mask != converged_mask(weight, sparsity, kind)).flatten(len(lead)).any(-1)
-        return differs.double()
-    weight = weight.double()
-    means = mean_squares(weight, kind)
-    threshold = quantile(means, sparsity)
-    field = chosen.field(kind.rows(weight).square(), means[:, None], threshold)
+        return differs.double() + limited
+    squares, means, threshold = measured(weight.double(), sparsity, kind)
+    field = chosen.field(squares, means, threshold)
     if (unit := chosen.unit(threshold, field.shape[1])) is not None:
-        field = field / unit
-    stack = mask.reshape(-1, *weight.shape)
-    spins = torch.stack([kind.rows(m) for m in stack]).double() * 2 - 1
-    return chosen.energy(spins, field).reshape(lead)
+        field = field / unit.clamp_min(1e-300)
+    if kind.limited:
+        field = field * (real_rows > 0)
+    spins, mean = stack.double() * 2 - 1, 2 * kept_count(sparsity, len(field)) / len(field) - 1
+    pairs = chosen.pair_energy(spins, kind.rows(weight.double()), mean, weight.shape, kind)
+    return (chosen.energy(spins, field) + pairs).reshape(lead) + limited

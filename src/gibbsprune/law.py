@@ -15,15 +15,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .checks import check_beta, check_sparsity, check_whole
-from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
+from .checks import check_beta, check_whole
+from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian
+from .interacting import Interacting, interaction
 from .lanes import Lanes
-from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
+from .limited import Limited
+from .samplers import SWEEPS, Rows, Source, draw, kernel
 from .site import Site
-from .structures import Structure, as_structure
-from .threshold import CHUNK, Segments, check_weight, converged_mask, lost_share
+from .stacks import Stack
+from .structures import Structure, as_structure, given_sparsity
+from .threshold import CHUNK, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
+CONVERGED = 0.999  # the share of weights on which drawn masks equal x_cvg, from which on they count as converged
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
@@ -36,10 +40,6 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     if type(hamiltonian) is Linear:
         return hamiltonian.kind
     return "square" if type(hamiltonian) is Quadratic else None
-
-
-LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
-GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
 class Law:
@@ -56,12 +56,17 @@ class Law:
         for index, site in enumerate(self.sites):
             alone = index if math.prod(site.shape) > LARGE else -1
             split = site.structure.split(site.shape)
-            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
+            own = (site.limits or (), *interaction(site))
+            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, *own, alone)
             groups.setdefault(key, []).append(index)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
-        self.groups = [_Group(self.sites, members) for members in ordered]
+        self.groups: list[_Group | Limited | Interacting] = []
+        for members in ordered:
+            first = self.sites[members[0]]
+            kind = Limited if first.limits else Interacting if first.pairing else _Group
+            self.groups.append(kind(self.sites, members))
         self.lanes = Lanes() if lanes else None
 
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
@@ -76,6 +81,7 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """One mask per site.
 
@@ -83,10 +89,16 @@ class Law:
             weights: of the sites.
             betas: β of each run, on the weights' device.
             generators: the random stream of each run.
-            sweeps: of the chromatic sampler.
+            sweeps: of a chain.
+            before: the masks of the sites, from which warm chains go on; None where all begin anew.
         """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
+        jobs = [
+            partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps, before=before)
+            if isinstance(group, Interacting)
+            else partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps)
+            for group in self.groups
+        ]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
         for group, rows in zip(self.groups, drawn):
             group.scatter(rows, masks)
@@ -98,13 +110,14 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """The masks with which training ends: one more :meth:`draw`, of the same arguments.
 
         A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
         """
-        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
-        ties = self._each(weights, lambda group, means: group.segments.on_threshold(means))
+        drawn, converged = self.draw(weights, betas, generators, sweeps, before), self.converged(weights)
+        ties = self._each(lambda group: group.ties(weights))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
 
     def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
@@ -114,59 +127,33 @@ class Law:
         """
         pulls: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            group.scatter(group.pull(weights, betas), pulls)
+            if isinstance(group, _Group):  # limited weights are not drawn by themselves
+                group.scatter(group.pull(weights, betas), pulls)
         return pulls
 
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
-        return self._each(weights, lambda group, means: group.segments.converged(means))
+        return self._each(lambda group: group.converged(weights))
 
     def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The share of its value that every weight loses where survivors are shrunk by the threshold."""
-        return self._each(weights, lambda group, means: group.lost(means))
+        return self._each(lambda group: group.lost(weights))
 
-    def _each(self, weights: Sequence[Tensor], of: Callable[[_Group, Tensor], Tensor]) -> list[Tensor]:
-        """A value for every weight of every site from a function of its neighbourhoods' w̄²."""
-        masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
+    def _each(self, of: Callable[[_Group | Limited | Interacting], Tensor]) -> list[Tensor]:
+        """A value for every weight of every site, from the rows that a group gives."""
+        values: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            rows = of(group, group.means(group.squares(weights)))
-            group.scatter(rows[:, None].expand(-1, group.size), masks)
-        return masks
+            group.scatter(of(group), values)
+        return values
 
 
-class _Group:
-    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
+class _Group(Stack):
+    """Sites whose neighbourhoods are kept or removed whole."""
 
     def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        self.members = members
-        self.sites = [sites[i] for i in members]
-        first = self.sites[0]
-        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
-        self.split = first.structure.split(first.shape)
-        self.counts = [site.count for site in self.sites]
-        self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
-        self.runs = sorted({site.run for site in self.sites})
-        self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
-        self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
+        super().__init__(sites, members)
+        self.split = self.sites[0].structure.split(self.sites[0].shape)
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
-
-    def site_run(self, device: torch.device) -> Tensor:
-        """The run of each site."""
-        return self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
-
-    def site_weights(self, device: torch.device) -> Tensor:
-        """The number of weights of each site, N."""
-        make = lambda: torch.tensor(self.counts, dtype=torch.float64) * self.size  # noqa: E731
-        return self.segments.constant("weights", device, make)
-
-    def squares(self, weights: Sequence[Tensor]) -> Tensor:
-        """w² of all sites, (rows, n), in float32 or better."""
-        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
-        stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return stacked.to(torch.promote_types(stacked.dtype, torch.float32)).square()
-
-    def means(self, squares: Tensor) -> Tensor:
-        return squares.flatten() if self.size == 1 else squares.mean(1)
 
     def draw(
         self,
@@ -195,10 +182,10 @@ class _Group:
         device, streams = means.device, [generators[r] for r in self.runs]
         source = Source(streams, [count * draws for count in self.run_rows], self.size, device)
         if isinstance(self.hamiltonian, Binary):
-            field = self._binary_field(means, betas, streams, draws)
+            field = self.binary_field(self.segments.converged(means)[:, None], betas, streams, draws)
             return draw(self.sampler, Rows(field, torch.zeros_like(field), source))
         threshold = self.segments.thresholds(means)
-        beta, scale = self._scales(betas, threshold)
+        beta, scale = self.scales(betas, threshold)
         if self.kind and draws == 1 and (triton := kernel("independent", means)):
             pieces = self.segments.pieces(device, self.size)
             each = Source(streams, self.run_sites, self.size, device)
@@ -213,37 +200,19 @@ class _Group:
             return self._draw_rows(columns, source, sweeps, draws)
         mask = torch.empty(squares.shape, dtype=torch.bool, device=device)  # huge layers: bounded memory
         for run, rows in enumerate(self.run_rows):
-            for part in self._parts(run, rows):
+            for part in self.parts(run, rows):
                 some = [c[part] if len(c) > 1 else c for c in columns]
                 mask[part] = self._draw_rows(some, source.narrow(part.stop - part.start, run), sweeps)
         return mask
-
-    def _scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-        """β of every site, and what its field is multiplied by: β in the field's own unit."""
-        beta = betas[self.site_run(threshold.device)].clamp(max=GREATEST).to(threshold.dtype)
-        unit = self.hamiltonian.unit(threshold, self.size)
-        return beta, beta if unit is None else (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)
 
     def pull(self, weights: Sequence[Tensor], betas: Tensor) -> Tensor:
         """w ∂P/∂w of all rows, whose spins are independent."""
         squares = self.squares(weights)
         threshold = self.segments.thresholds(self.means(squares))
-        scale = self.segments.spread(self._scales(betas, threshold)[1])[:, None]
+        scale = self.segments.spread(self.scales(betas, threshold)[1])[:, None]
         field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
         keep = (-2 * field).sigmoid_()
         return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
-
-    def lost(self, means: Tensor) -> Tensor:
-        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
-        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
-        return lost if self.segments.fixed else lost.masked_fill(self.segments.kept_whole(means.device), 0)
-
-    def _parts(self, run: int, rows: int) -> list[slice]:
-        """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
-        first, step = sum(self.run_rows[:run]), rows
-        if rows * self.size > CHUNK:
-            step = max(1, CHUNK // 4 // self.size)
-        return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
         squares, means, threshold, scale, beta = columns
@@ -252,31 +221,12 @@ class _Group:
         coupling = (beta * self.hamiltonian.strength(self.size)).expand(len(squares), 1).repeat(draws, 1)
         return draw(self.sampler, Rows(field, coupling, source, self.split, sweeps))
 
-    def _binary_field(
-        self, means: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
-    ) -> Tensor:
-        """h of the binary law, (draws · rows, 1), after every layer has decided."""
-        assert isinstance(self.hamiltonian, Binary)
-        device = means.device
-        weights = self.site_weights(device)
-        beta = self.hamiltonian.absolute(betas[self.site_run(device)].double(), weights)
-        log_p = log_p_converged(beta.clamp_min(0), weights)
-        sites = [count * draws for count in self.run_sites]
-        chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
-        chosen = chosen.repeat_interleave(len(means)) if len(self.sites) == 1 else self.segments.spread(chosen)
-        return two_point.field(self.segments.converged(means).repeat(draws)[:, None], chosen[:, None])
-
-    def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
-        """The rows of a mask, back in the shapes of the sites' weights."""
-        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
-            masks[index] = site.structure.unrows(part, site.shape)
-
 
 def sample(
     weight: Tensor,
     hamiltonian: str | Hamiltonian | None = None,
     structure: str | Structure = "weight",
-    sparsity: float = 0.9,
+    sparsity: float | None = None,
     beta: float = 1.0,
     sampler: str = "auto",
     sweeps: int = SWEEPS,
@@ -290,8 +240,8 @@ def sample(
     Args:
         weight: of the layer.
         hamiltonian: an object or a name; None for the structure's best, with β in units of the threshold.
-        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
-        sparsity: the fraction to remove.
+        structure: an object or a name, as in :mod:`gibbsprune.structures`.
+        sparsity: the fraction to remove; None for 0.9, or for the one of a pattern N:M.
         beta: the inverse temperature β.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         sweeps: of the chromatic sampler.
@@ -312,7 +262,8 @@ def sample(
     offset = isinstance(chosen, Binary) and chosen.relative == "offset"
     if not (offset and math.isfinite(beta)):
         beta = check_beta(beta)
-    site = Site(tuple(weight.shape), kind, chosen, check_sparsity(sparsity), sampler)
+    sparsity = given_sparsity(sparsity, kind)
+    site = Site(tuple(weight.shape), kind, chosen, sparsity, sampler)
     out = torch.empty(draws, *weight.shape, dtype=torch.bool, device=weight.device)
     if math.isinf(beta) or sparsity == 0:  # which keeps all
         site.checked()

@@ -17,6 +17,7 @@ Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -27,9 +28,11 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
-from .site import GRADIENTS, SURVIVORS
-from .structures import STRUCTURES, Structure
-from .threshold import converged_mask, shrunk_mask
+from .importance import Score
+from .site import GRADIENTS
+from .structures import Structure, as_structure, is_ours
+from .survivors import SURVIVORS, shrunk_mask
+from .threshold import converged_mask
 
 #: What a masked layer's weight and mask are called in the state of its model.
 STORED, MASK = ".parametrizations.weight.original", ".parametrizations.weight.0.mask"
@@ -61,6 +64,10 @@ class Masked(nn.Module):
             masked = masked + (weight - weight.detach()) * self.extra  # of value 0
         return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
 
+    def seeing(self) -> Tensor:
+        """Which weights get a gradient: those that the mask keeps, or all."""
+        return self.mask if self.extra is None else torch.ones_like(self.mask)
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
         return weight
@@ -87,20 +94,23 @@ class GibbsMasked(Masked):
         self.structure, self.sparsity = structure, sparsity
         like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
         self.register_buffer("converged", torch.ones_like(like), persistent=False)
+        self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
         kind = self.structure
+        if self.score is not None:
+            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)
-        if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
+        if not is_ours(kind):  # of the user's own: an operator cannot take it
             return weight * _limit(weight, self.sparsity, kind, self.lost is not None)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else _refresh
-        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
+        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.spelling, kind.transposed, kind.groups)
         return weight * self.converged
 
 
@@ -146,7 +156,7 @@ def _refresh(
     now = _state(weight)
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
-    kind = STRUCTURES[structure](transposed=transposed, groups=groups)
+    kind = replace(as_structure(structure), transposed=transposed, groups=groups)
     converged.copy_(_limit(weight, sparsity, kind, converged.is_floating_point()))
     seen[: len(now)] = torch.tensor(now)
 

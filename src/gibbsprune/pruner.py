@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,30 @@ from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
+from .diagnostics import Diagnostics
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
+from .importance import check_importance
+from .law import CONVERGED
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import SURVIVORS, Site, check_device, check_gradient, layer_site
-from .structures import Structure, as_structure
+from .site import Site, check_device, check_gradient, layer_site
+from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
-from .threshold import kept_count, mean_squares
+from .survivors import SURVIVORS
+from .threshold import mean_squares
+
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
-    """Trains and prunes a model at the same time.
+    r"""Trains and prunes a model at the same time.
 
     ::
 
@@ -45,12 +52,14 @@ class GibbsPruner:
 
     Args:
         model: any module; its convolutions and Linears are masked in place.
-        sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
-            ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
-        structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
+        sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a mapping or function from layer
+            name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
+            all layers together.
+        structure: ``"weight"``, ``"kernel"``, ``"filter"``, ``"2:4"`` or another of :mod:`gibbsprune.structures`.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
             for the structure's best with β in units of the threshold, so that one schedule suits every network:
-            ``Linear("square", relative=True)`` for weights, else ``Quadratic(1.0, relative=True)``.
+            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
+            relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
             :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
@@ -65,14 +74,17 @@ class GibbsPruner:
             that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
+        importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times
+            weight) or "wanda" (weight times activation); see :mod:`gibbsprune.importance`.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        sparsity: Sparsity | Schedule | Budget = 0.9,
+        sparsity: Sparsity | Schedule | Budget | None = None,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
@@ -86,20 +98,27 @@ class GibbsPruner:
         survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
+        warm: bool = False,
+        importance: str = "magnitude",
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = self._kind = as_structure(structure)
+        if sparsity is None or isinstance(sparsity, (int, float)):
+            sparsity = given_sparsity(sparsity, kind)
+        if kind.limited and isinstance(sparsity, (Schedule, Budget)):
+            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {kind.spelling!r}")
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
+        check_importance(importance, self.hamiltonian, gradient)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -110,7 +129,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -206,25 +225,30 @@ class GibbsPruner:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def finalize(self, draw: str = "sample") -> nn.Module:
+    def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
-        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
+        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
+        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
+        trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._check_finite()
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
-        for name, mask in final.items():
-            self.masks[name].mask.copy_(mask)
-        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+        if draw == "sample":
+            for name, mask in final.items():
+                self.masks[name].mask.copy_(mask)
+        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
+            what, remedy = "the network was trained with other masks than it ends with", ""
+            if draw == "sample":
+                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
-                f"finalize(draw='converged')",
+                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
                 stacklevel=3,  # no_grad's wrapper is one
             )
         self._drawing.take_off(final)
@@ -268,14 +292,21 @@ class GibbsPruner:
         layers = []
         for name, module in self._layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
-            kept = kept_count(target, site.count)
-            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
+            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else site.at(target).removed  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
-        kind = self._drawing.sites[layers[0].name].structure.name
+            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})
-        return Summary(kind, layers, dict(self._skipped), total, others)
+        return Summary(self._kind.spelling, layers, dict(self._skipped), total, others, self._kind.plural)
+
+    def diagnostics(self, draws: int = 16) -> Diagnostics:
+        """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
+
+        Measured on ``draws`` masks of its own, of a chain on two of as many sweeps as the pruner makes: training is not
+        touched. See docs/how_to/diagnostics.md.
+        """
+        self._check_open("diagnostics")
+        return self._drawing.diagnose(self.beta, check_whole("draws", draws, 2), self.seed + self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

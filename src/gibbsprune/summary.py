@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from .samplers import CHAINS
 from .text import columns
 
 
@@ -21,6 +23,7 @@ class LayerSummary:
     size: int
     target: float
     achieved: float
+    sampler: str = ""
 
     @property
     def weights(self) -> int:
@@ -32,7 +35,7 @@ class Summary:
     """All layers; ``print(summary)`` shows a table.
 
     ``parameters`` counts those of the whole network, and ``others`` are its weights that no structure knows, with the
-    kind of their module.
+    kind of their module. ``plural`` are neighbourhoods in words.
     """
 
     structure: str
@@ -40,6 +43,7 @@ class Summary:
     skipped: dict[str, str]
     parameters: int = 0
     others: dict[str, str] = field(default_factory=dict)
+    plural: str = ""
 
     @property
     def weights(self) -> int:
@@ -56,8 +60,7 @@ class Summary:
         return self.weights / self.parameters if self.parameters else 1.0
 
     def __str__(self) -> str:
-        plural = f"{self.structure}s"
-        header = ("layer", "kind", "shape", plural, "of size", "target", "achieved")
+        header = ("layer", "kind", "shape", self.plural or f"{self.structure}s", "of size", "target", "achieved")
         body = [
             (
                 layer.name,
@@ -79,7 +82,17 @@ class Summary:
             few = "" if self.coverage >= 0.5 else ", less than half"
             share = f"covers {self.weights} of {self.parameters} parameters ({100 * self.coverage:.1f} %{few})"
             left.insert(0, share)
+        if ways := Counter(layer.sampler for layer in self.layers if layer.sampler):
+            left.insert(0, "drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
+
+
+def _way(sampler: str) -> str:
+    return f"{sampler} (a chain)" if sampler in CHAINS else f"{sampler} (exact)"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
 
 
 def other_weights(model: nn.Module, known: set[str]) -> dict[str, str]:

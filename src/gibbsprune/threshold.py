@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import limits
 from .checks import check_sparsity
 from .errors import UserError
-from .structures import Structure, as_structure
+from .structures import Structure, as_structure, given_sparsity
 
 if TYPE_CHECKING:
     from .threshold_triton import Selection
@@ -50,11 +51,14 @@ def kept_count(sparsity: float, count: int) -> int:
 
 def mean_squares(weight: Tensor, structure: Structure) -> Tensor:
     """w̄_k², the mean squared weight of every neighbourhood, in float32 or better."""
-    rows = structure.rows(weight.detach())
-    precision = torch.promote_types(rows.dtype, torch.float32)
-    if rows.shape[1] == 1:
-        return rows.flatten().to(precision).square()
-    return rows.to(precision).square().mean(1)
+    squares = squared_rows(weight.detach(), structure)
+    return squares.flatten() if squares.shape[1] == 1 else squares.mean(1)
+
+
+def squared_rows(weight: Tensor, structure: Structure) -> Tensor:
+    """w² as (rows, n), in float32 or better."""
+    rows = structure.rows(weight)
+    return rows.to(torch.promote_types(rows.dtype, torch.float32)).square()
 
 
 def order_statistic(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -87,53 +91,54 @@ def keep_largest(values: Tensor, keep: int) -> Tensor:
     return mask
 
 
-def threshold(weight: Tensor, sparsity: float, structure: str | Structure = "weight") -> Tensor:
+def threshold(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:
     """Q(p, w̄): the p-quantile of the neighbourhoods' mean squared weights.
+
+    Where kernels keep at most k, that of the squares, of which those beyond the k largest of a kernel count as 0. A
+    pattern N:M has one for each group, half-way between the last weight that stays and the first that goes.
 
     >>> import torch, gibbsprune as gp
     >>> float(gp.threshold(torch.tensor([1.0, -2.0, 3.0]), 0.5))
     4.0
     """
-    check_sparsity(sparsity)
-    return quantile(mean_squares(check_weight(weight), as_structure(structure)), sparsity)
+    kind = as_structure(structure)
+    return measured(check_weight(weight), given_sparsity(sparsity, kind), kind)[2]
 
 
-def converged_mask(weight: Tensor, sparsity: float, structure: str | Structure = "weight") -> Tensor:
+def measured(weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, Tensor, Tensor]:
+    """What a field is made of: w² as (rows, n), what Q is compared with, w̄² or each weight's own, and Q."""
+    squares = squared_rows(weight, structure)
+    if not structure.limited:
+        means = mean_squares(weight, structure)
+        return squares, means[:, None], quantile(means, sparsity)
+    least, most = structure.limits(weight.shape)
+    if least == most:
+        inside, outside = limits.cuts(squares, most)
+        return squares, squares, (inside + outside) / 2
+    values = limits.eligible(squares, most)
+    return squares, values, quantile(values.flatten(), sparsity)
+
+
+def converged_mask(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:
     """x_cvg: keeps the neighbourhoods with the largest mean squared weight; True keeps.
+
+    Of a pattern N:M, the N largest weights of each group; where kernels keep at most k, the largest of the layer
+    among the k largest of each. A ``sparsity`` of None is 0.9, or that of the pattern.
 
     >>> import torch, gibbsprune as gp
     >>> gp.converged_mask(torch.tensor([1.0, -2.0, 3.0, 0.5]), 0.5)
     tensor([False,  True,  True, False])
     """
-    check_sparsity(sparsity)
     kind = as_structure(structure)
+    sparsity = given_sparsity(sparsity, kind)
+    if kind.limited:
+        squares, total = squared_rows(check_weight(weight), kind), weight.numel()
+        mask = limits.keep(squares, kind.limits(weight.shape), kept_count(sparsity, total), total)
+        return kind.unrows(mask, weight.shape)
     means = mean_squares(check_weight(weight), kind)
     mask = keep_largest(means, kept_count(sparsity, means.numel()))
     size = kind.size(weight.shape)
     return kind.unrows(mask[:, None].expand(-1, size), weight.shape)
-
-
-def shrunk_mask(weight: Tensor, sparsity: float, structure: str | Structure = "weight") -> Tensor:
-    """x_cvg·(1 − √(Q/w̄²)): what is left of each weight where survivors are shrunk by the threshold.
-
-    >>> import torch
-    >>> w = torch.tensor([1.0, -2.0, 4.0])
-    >>> w * shrunk_mask(w, 0.5)
-    tensor([ 0., -0.,  2.])
-    """
-    kind, weight = as_structure(structure), check_weight(weight)
-    means = mean_squares(weight, kind)
-    mask = converged_mask(weight, sparsity, kind)
-    if sparsity == 0:
-        return mask.to(weight.dtype)
-    lost = lost_share(means, quantile(means, sparsity))
-    left = (1 - lost)[:, None].expand(-1, kind.size(weight.shape))
-    return kind.unrows(left, weight.shape).to(weight.dtype) * mask
-
-
-def lost_share(means: Tensor, threshold: Tensor) -> Tensor:
-    """√(Q/w̄²), at most 1: the share of its value that shrinking by the threshold takes from a neighbourhood."""
-    return (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
 
 
 def check_weight(weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from gibbsprune.cli.train import chosen_recipe
 from gibbsprune.cli.values import number, seed_list, whole
 from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
-from gibbsprune.structures import STRUCTURES
+from gibbsprune.structures import EXAMPLES
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 
@@ -20,11 +20,11 @@ A method may be named with settings, and several times with different ones:
 The same command continues a comparison that was stopped, and takes what it finished before."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``compare`` to the commands."""
     parser = commands.add_parser(
         "compare",
-        help="train all methods on one task: one table, one picture",
+        help=meaning,
         description="Train all methods that have a structure, over several seeds, and compare them: accuracy,\n"
         "sparsity, epochs and time in one table, and accuracy against epochs in a picture.",
         epilog=EPILOG,
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
     what = parser.add_argument_group("what is compared")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
     what.add_argument("--model", metavar="NAME", help="as in train (resnet8 for digits, else resnet20)")
-    what.add_argument("--structure", default="weight", metavar="NAME", help=f"{', '.join(STRUCTURES)} (weight)")
+    what.add_argument("--structure", default="weight", metavar="NAME", help=f"{', '.join(EXAMPLES)} (weight)")
     what.add_argument("--sparsity", type=number, metavar="P", help="the fraction removed (0.9; filters 0.75)")
     what.add_argument("--methods", metavar="A,B", help="some of the methods (all that have the structure)")
     what.add_argument("--seeds", type=seed_list, default=[0, 1, 2], metavar="A-B", help="runs of each method (0-2)")
@@ -76,7 +76,7 @@ def chosen_base(options: argparse.Namespace) -> RunSpec:
     """What all runs share."""
     data = absolute(options.data or "digits")  # a continued comparison may start in another folder
     model = options.model or ("resnet8" if data.startswith("digits") else "resnet20")
-    sparsity = options.sparsity if options.sparsity is not None else 0.75 if options.structure == "filter" else 0.9
+    sparsity = 0.75 if options.sparsity is None and options.structure == "filter" else options.sparsity
     options.data = data
     recipe = chosen_recipe(options)
     return RunSpec(data=data, model=model, structure=options.structure, sparsity=sparsity, recipe=recipe)
@@ -85,4 +85,4 @@ def chosen_base(options: argparse.Namespace) -> RunSpec:
 def default_name(base: RunSpec) -> str:
     """A folder's name from all that is compared: ``compare-digits-resnet8-weight-0.9``."""
     dense = base.replace(method="dense").name(with_seed=False)
-    return "compare-" + dense.replace("-dense", f"-{base.structure}-{base.sparsity:g}", 1)
+    return "compare-" + dense.replace("-dense", f"-{base.structure.replace(':', 'of')}-{base.sparsity:g}", 1)

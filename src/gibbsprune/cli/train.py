@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from typing import Any
 
+from gibbsprune.checks import listed
 from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
@@ -23,10 +24,10 @@ from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
 from gibbsprune.samplers import NAMES
-from gibbsprune.structures import STRUCTURES, as_structure
+from gibbsprune.structures import EXAMPLES, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
+from gibbsprune.training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -44,18 +45,18 @@ _FIELDS = (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``train`` to the commands."""
     parser = commands.add_parser(
         "train",
-        help="train and prune a network, or resume a run",
+        help=meaning,
         description="Train and prune a network, by Gibbs pruning or another method. All of it lands in a run folder.",
         epilog=_methods(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     hamiltonians, samplers = ", ".join(HAMILTONIANS), ", ".join(NAMES)
-    defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in STRUCTURES)
+    defaults = ", ".join(f"{possible(as_structure(structure))[0]} for {structure}" for structure in EXAMPLES)
 
     what = parser.add_argument_group("what to train")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
@@ -65,11 +66,13 @@ def add_parser(commands: Any) -> None:
 
     how = parser.add_argument_group("how to prune")
     how.add_argument("--method", metavar="NAME", help="one of the methods below (gibbs)")
-    how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed as one: {', '.join(STRUCTURES)}")
+    how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed: {', '.join(EXAMPLES)} (weight)")
     how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
     how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
     how.add_argument("--sampler", metavar="NAME", help=f"{samplers} (auto)")
-    how.add_argument("--sparsity", type=number, metavar="P", help="the fraction of weights removed (0.9)")
+    how.add_argument(
+        "--sparsity", type=number, metavar="P", help="the fraction of weights removed (0.9; N:M has its own)"
+    )
     how.add_argument("--include", action="append", metavar="PATTERN", help="prune only layers of such names")
     how.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out layers of such names")
 
@@ -170,8 +173,8 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
             raise UserError(f"--{name} is for methods that prune, not for 'dense'")
     settings = setting_values(options)
     made = [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
-    if "coupling" in fields and made[0].hamiltonian != "quadratic":
-        raise UserError(f"--coupling is for hamiltonian 'quadratic', not for {made[0].hamiltonian!r}")
+    if "coupling" in fields and made[0].hamiltonian not in COUPLED:
+        raise UserError(f"--coupling is for hamiltonian {listed(COUPLED)}, not for {made[0].hamiltonian!r}")
     return made
 
 

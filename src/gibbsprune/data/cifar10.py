@@ -27,6 +27,7 @@ from .download import FetchError, Progress
 FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 SOURCES = ("auto", "official", "npm")
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _read(path: Path) -> Arrays:
     if not sound:
         raise UserError(f"{path} is damaged; {advice}")
     x_train, y_train, x_test, y_test = (torch.from_numpy(contents[key]) for key in KEYS)
-    return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10)
+    return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10, class_names=CLASS_NAMES)
 
 
 def _digest(contents: dict[str, np.ndarray]) -> np.ndarray:

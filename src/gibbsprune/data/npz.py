@@ -13,16 +13,18 @@ from ..errors import UserError
 from .arrays import Arrays
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = "class_names"  # which a file may have
 
 
 def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """Arrays from a file with `x_train, y_train, x_test, y_test`.
 
     Images: (N, H, W), (N, H, W, C) or (N, C, H, W) where the shape says which; integers in 0..255, or floats
-    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set.
+    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set. A list of
+    strings `class_names`, if there is one, says what they mean.
     """
     path = Path(path)
-    arrays = read_arrays(path, str(path), KEYS)
+    arrays = read_arrays(path, str(path), KEYS, [NAMES])
     x_train, x_test = _layout(path, "x_train", arrays["x_train"]), _layout(path, "x_test", arrays["x_test"])
     for key, x in (("x_train", x_train), ("x_test", x_test)):
         _check_values(path, key, x)
@@ -43,6 +45,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
         x_test=_uint8(x_test, scale),
         y_test=torch.from_numpy(y_test),
         classes=classes,
+        class_names=_names(path, arrays.get(NAMES)),
     )
 
 
@@ -95,3 +98,12 @@ def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
     if len(y) == 0:
         raise UserError(f"{path}: {key} is empty; at least one label is needed")
     return y.astype(np.int64)
+
+
+def _names(path: Path, names: np.ndarray | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if names.ndim != 1 or names.dtype.kind != "U":
+        found = f"{names.dtype} of shape {names.shape}"
+        raise UserError(f"{path}: {NAMES} is {found}; names must be strings of shape (classes,)")
+    return tuple(map(str, names))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.export.profile import Profile
-from gibbsprune.text import table
+from gibbsprune.text import shown, table
 
 SHOWN = 16  # layers in the picture
 COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2"}
@@ -18,38 +18,35 @@ def totals_table(found: Mapping[str, Profile]) -> str:
     first = next(iter(found.values()))
     header = ["", "parameters", "non-zero", "file (kB)", "multiply-adds"]
     for batch in first.latency:
-        header += [f"ms at batch {batch} (quartiles)", "ratio"]
+        header += [f"ms, batch {batch}", "quartiles", "ratio"]
     rows = []
     for name, form in found.items():
         row = [name, f"{form.parameters:,}", f"{form.nonzero:,}", f"{form.size / 1e3:,.1f}", f"{form.macs:,}"]
-        for batch, latency in form.latency.items():
-            row += [str(latency), f"{latency.median / first.latency[batch].median:.2f}"]
+        for batch, took in form.latency.items():
+            ratio = took.median / first.latency[batch].median
+            row += [f"{took.median:.2f}", f"{took.low:.2f}–{took.high:.2f}", f"{ratio:.2f}"]
         rows.append(row)
-    return table(header, rows)
+    return shown(header, rows)
 
 
 def layers_table(found: Mapping[str, Profile]) -> str:
-    """One row per layer: its weight's shape, non-zeros, multiply-adds and milliseconds in every form."""
+    """One table per form, one row per layer: its weight's shape, non-zeros, multiply-adds and milliseconds."""
     first = next(iter(found.values()))
-    names = list(found)
-    header = ["layer", *(f"{name} shape" for name in names), *(f"{name} non-zero" for name in names)]
-    header += [f"{name} Mmadd" for name in names]
-    header += [f"{name} ms at {batch}" for batch in first.latency for name in names]
-    rows = []
-    for layer in first.layers:
-        forms = [found[name].layers.get(layer) for name in names]
-        row = [layer, *("×".join(map(str, f.shape)) if f else "gone" for f in forms)]
-        row += [f"{f.nonzero:,}" if f else "0" for f in forms]
-        row += [f"{f.macs / 1e6:.3f}" if f else "0" for f in forms]
-        row += [f"{f.latency[batch].median:.3f}" if f else "0" for batch in first.latency for f in forms]
-        rows.append(row)
-    rest = [
-        f"{max(0.0, found[name].latency[batch].median - _within(found[name], batch)):.3f}"
-        for batch in first.latency
-        for name in names
-    ]
-    rows.append(["the rest", *[""] * (3 * len(names)), *rest])
-    return table(header, rows, left=1 + len(names))
+    header = ["shape", "non-zero", "Mmadd", *(f"ms, batch {batch}" for batch in first.latency)]
+    tables = []
+    for name, form in found.items():
+        rows = []
+        for layer in first.layers:
+            f = form.layers.get(layer)
+            if f is None:
+                rows.append([layer, "gone", *["0"] * (len(header) - 1)])
+                continue
+            took = [f"{latency.median:.3f}" for latency in f.latency.values()]
+            rows.append([layer, "×".join(map(str, f.shape)), f"{f.nonzero:,}", f"{f.macs / 1e6:.3f}", *took])
+        rest = [f"{max(0.0, t.median - _within(form, batch)):.3f}" for batch, t in form.latency.items()]
+        rows.append(["the rest", "", "", "", *rest])
+        tables.append(table([name, *header], rows, left=2))
+    return "\n\n".join(tables)
 
 
 def _within(form: Profile, batch: int) -> float:

@@ -45,8 +45,9 @@ class GibbsPruning(Callback):
     converged masks and the sparsity are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
 
     Args:
-        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
-        draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
+            ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
+        draw: the final masks: ``"converged"``, ``"sample"``, or None to call ``callback.pruner.finalize()`` oneself.
         steps_per_epoch: optimiser steps per epoch of the schedule of β; None for the trainer's own epochs.
     """
 
@@ -54,7 +55,7 @@ class GibbsPruning(Callback):
         self,
         sparsity: Any = 0.9,
         *,
-        draw: str | None = "sample",
+        draw: str | None = "converged",
         steps_per_epoch: int | None = None,
         **arguments: Any,
     ) -> None:

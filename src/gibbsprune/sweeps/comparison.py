@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..structures import as_structure
 from ..training.methods import METHODS, method
 from ..training.spec import RunSpec
 from . import declare, results
@@ -56,7 +57,8 @@ def choose(structure: str, wanted: Sequence[str] | None = None) -> list[Entry]:
     ``dense`` is always among them, as the baseline, and where ``reinit`` is, ``gibbs`` is.
     """
     if wanted is None:
-        names = [name for name, how in METHODS.items() if structure in how.structures or not how.prunes]
+        kind = as_structure(structure).name
+        names = [name for name, how in METHODS.items() if kind in how.structures or not how.prunes]
         wanted = [text for name in names for text in (name, *VARIANTS.get(name, ()))]
     entries = [Entry.read(text) for text in wanted]
     for i, entry in enumerate(entries):

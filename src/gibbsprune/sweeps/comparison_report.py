@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomic, write_json
+from ..structures import as_structure
 from ..text import clock, percent, table
 from ..training import pictures
 from ..training.spec import RunSpec
@@ -91,7 +92,8 @@ def result_table(found: Sequence[Row]) -> str:
 def title(base: RunSpec, seeds: Sequence[int]) -> str:
     """What is compared, in one line."""
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    return f"{base.model} on {base.data}, {base.structure}-wise at a sparsity of {base.sparsity:g}, {count}"
+    how = as_structure(base.structure).manner
+    return f"{base.model} on {base.data}, {how} at a sparsity of {base.sparsity:g}, {count}"
 
 
 def write_report(

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..text import first_line
 from ..threshold import kept_count
 from .engine import Engine, cloned
-from .finished import Finished, read_finished
+from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
 from .places import Place
@@ -75,7 +75,7 @@ class Fleet:
         groups: dict[int, list[int]] = {}
         for k, spec in enumerate(self.specs):
             groups.setdefault(spec.own_epochs if fused else k, []).append(k)
-        sources = [_source(spec, finished) for spec in self.specs]
+        sources = [source_of(spec, finished) for spec in self.specs]
         self.engines = [
             Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, ranks)
             for group in groups.values()
@@ -123,8 +123,9 @@ class Fleet:
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
 
-        ``accuracy`` is with the final mask, one more draw from the law; ``accuracy_converged`` with x_cvg;
-        ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
+        ``accuracy`` is with the final mask, x_cvg or one more draw from the law (the recipe's ``final``);
+        ``accuracy_converged`` with x_cvg; ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm
+        statistics on training data. ``agreement`` is that of one more draw with x_cvg.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
         self.final = self._in_order([masks for _, masks, _ in finals])
@@ -134,8 +135,9 @@ class Fleet:
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]], list[Tensor]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
-        converged, final = engine.masks.limits(), engine.masks.final()
-        agreement = engine.masks.agreement(final, converged)
+        converged, drawn = engine.masks.limits(), engine.masks.drawn()
+        final = engine.masks.final(converged, drawn)
+        agreement = engine.masks.agreement(drawn, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
         seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
         kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
@@ -275,12 +277,6 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
         "nonzero": total - prunable + left,
         "layers": layers,
     }
-
-
-def _source(spec: RunSpec, root: Place | None) -> Finished | None:
-    """The finished run that a run starts from."""
-    named = spec.setting("from")
-    return None if named is None else read_finished(named, spec.seed, root)
 
 
 def _check_shared(specs: Sequence[RunSpec]) -> None:

@@ -21,9 +21,10 @@ from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..files import ReadError, WriteError
+from ..text import command as as_typed
 from . import checkpoint
 from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
-from .finished import check_trust
+from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
 from .interrupt import Interrupt
@@ -78,7 +79,7 @@ def start(
         progress: what shows how it goes on.
         ranks: the processes that train it together.
     """
-    options, specs = options or Options(), list(specs)
+    options, specs = options or Options(), [identified(spec) for spec in specs]
     if len({spec.data for spec in specs}) != 1:
         raise UserError("the runs of a fleet must share one data set")
     _check_packages(options)
@@ -99,7 +100,8 @@ def start(
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
             about = {
                 "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
-                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "options": asdict(options),
+                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "images": images_of(arrays, specs[0]),
+                "options": asdict(options),
                 **describe_environment(where), "resumed": [],
             }  # fmt: skip
             folder = RunFolder.create(path, specs, about)
@@ -253,7 +255,7 @@ def how_to_resume(folder: RunFolder) -> str:
     epochs = max(spec.own_epochs for spec in folder.specs)
     state = f"saved after epoch {saved[-1][0]} of {epochs}" if saved else "nothing saved yet"
     trust = " --trust" if any(":" in spec.model for spec in folder.specs) else ""
-    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}{trust}"
+    return f"stopped, {state}; continue with: {as_typed(f'train --resume {shlex.quote(str(folder.path))}{trust}')}"
 
 
 def _options(folder: RunFolder) -> Options:

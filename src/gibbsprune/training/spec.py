@@ -16,7 +16,6 @@ from ..checks import (
     check_number,
     check_one_of,
     check_patterns,
-    check_sparsity,
     check_whole,
     listed,
     number,
@@ -25,13 +24,14 @@ from ..checks import (
 from ..errors import UserError
 from ..hamiltonians import Quadratic, as_hamiltonian, possible
 from ..samplers import resolve
-from ..structures import STRUCTURES, as_structure
+from ..structures import ALLOWED, as_structure, given_sparsity
 from . import methods
 from .recipes import RECIPES, Recipe
 
 METHODS = tuple(methods.METHODS)
 PRECISIONS = ("auto", "float32", "bfloat16")
 COUPLING = Quadratic().coupling
+COUPLED = ("quadratic", "neighbours", "channels", "redundancy")  # Hamiltonians that a coupling is for
 
 
 def default_recipe(data: str) -> Recipe:
@@ -56,13 +56,13 @@ def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
 class RunSpec:
     """One run. ``RunSpec()`` is Gibbs pruning of a ResNet-20 on digits to a sparsity of 0.9.
 
-    Without a ``hamiltonian`` the structure's default is filled in, without a ``recipe`` the data's.
+    Without a ``hamiltonian`` or a ``sparsity`` the structure's own is filled in, without a ``recipe`` the data's.
     ``epochs`` scales the recipe (:func:`scale_recipe`), so that afterwards ``spec.epochs`` is
     ``spec.recipe.epochs``; ``stretch`` repeats every epoch of every schedule that many times. ``include`` and
     ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
 
     >>> RunSpec(structure="kernel", seed=3).name()
-    'digits-resnet20-gibbs-kernel-quadratic-0.9-s3'
+    'digits-resnet20-gibbs-kernel-quadratic-0.9-converged-s3'
     """
 
     data: str = "digits"
@@ -72,7 +72,7 @@ class RunSpec:
     hamiltonian: str | None = None
     coupling: float = COUPLING
     sampler: str = "auto"
-    sparsity: float = 0.9
+    sparsity: float = None  # type: ignore[assignment]  # 0.9, or the structure's own when not given
     recipe: Recipe = None  # type: ignore[assignment]  # replaced by the data's default when not given
     epochs: int | None = None
     stretch: int = 1
@@ -87,7 +87,9 @@ class RunSpec:
             if not isinstance(getattr(self, name), str):
                 raise bad(name, getattr(self, name), "names")
         check_one_of("method", self.method, METHODS)
-        check_one_of("structure", self.structure, STRUCTURES)
+        if not isinstance(self.structure, str):
+            raise bad("structure", self.structure, ALLOWED)
+        kind = as_structure(self.structure)
         check_one_of("precision", self.precision, PRECISIONS)
         if self.recipe is None:
             object.__setattr__(self, "recipe", default_recipe(self.data))
@@ -100,7 +102,8 @@ class RunSpec:
             object.__setattr__(self, "recipe", scale_recipe(self.recipe, self.epochs))
         object.__setattr__(self, "epochs", self.recipe.epochs)
         if self.hamiltonian is None:
-            object.__setattr__(self, "hamiltonian", possible(as_structure(self.structure))[0])
+            object.__setattr__(self, "hamiltonian", possible(kind)[0])
+        object.__setattr__(self, "sparsity", given_sparsity(self.sparsity, kind))
         for patterns in ("include", "exclude"):
             object.__setattr__(self, patterns, check_patterns(patterns, getattr(self, patterns)))
         self._check_method()
@@ -108,7 +111,7 @@ class RunSpec:
 
     def _check_method(self) -> None:
         """Refuse structures and settings that the method does not have, and complete its settings."""
-        if self.structure not in self.how.structures and self.how.prunes:
+        if as_structure(self.structure).name not in self.how.structures and self.how.prunes:
             raise bad("structure", self.structure, f"{listed(self.how.structures)} with method {self.method!r}")
         given = dict(self.settings)
         for name in given:
@@ -135,9 +138,8 @@ class RunSpec:
     def _check_law(self) -> None:
         """Refuse a law that does not exist: which Hamiltonian, sampler, sparsity and coupling go together."""
         assert self.hamiltonian is not None
-        law = as_hamiltonian(self.hamiltonian, as_structure(self.structure))
-        resolve(self.sampler, law, 1)
-        check_sparsity(self.sparsity)
+        kind = as_structure(self.structure)
+        resolve(self.sampler, as_hamiltonian(self.hamiltonian, kind), 1, kind.limited)
         check_number("coupling", self.coupling, number(0, above=True))
 
     @property
@@ -170,6 +172,8 @@ class RunSpec:
             changes.setdefault("epochs", None)
         if changes.get("structure", self.structure) != self.structure:
             changes.setdefault("hamiltonian", None)
+            if as_structure(self.structure).sparsity is not None:
+                changes.setdefault("sparsity", None)
         same = changes.get("method", self.method) == self.method
         chosen = {k: v for k, v in dict(self.settings).items() if same and v != self.how.settings[k].default(self)}
         changes.setdefault("settings", chosen)
@@ -206,12 +210,14 @@ class RunSpec:
         ]
         if self.how.prunes:
             law = [str(self.hamiltonian)] if self.method == "gibbs" else []
-            parts += [self.structure, *law, f"{self.sparsity:g}"]
+            parts += [self.structure.replace(":", "of"), *law, f"{self.sparsity:g}"]
         if self.method == "gibbs":
-            if self.hamiltonian == "quadratic" and self.coupling != COUPLING:
+            if self.hamiltonian in COUPLED and self.coupling != COUPLING:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)
+            if self.recipe.final != "sample":  # with which every run ended once: their names stay
+                parts.append(self.recipe.final)
         parts += self._setting_parts()
         parts += self._recipe_parts()
         if self.stretch != 1:
@@ -220,7 +226,8 @@ class RunSpec:
             parts.append(self.precision)
         if self.include is not None or self.exclude is not None:
             parts.append("layers." + _hash([self.include, self.exclude]))
-        if with_seed:
+        if with_seed:  # what a run of that seed starts from may be of that seed, too
+            parts += [f"w{self.setting('weights')[:6]}"] if self.setting("weights") else []
             parts.append(f"s{self.seed}")
         return "-".join(parts)
 
@@ -229,7 +236,7 @@ class RunSpec:
         parts = []
         for name, value in dict(self.settings).items():
             setting = self.how.settings[name]
-            if value != setting.default(self):
+            if value != setting.default(self) and name != "weights":
                 text = "" if value is True else _short(value) if isinstance(value, str) else f"{value:g}"
                 parts.append(f"{setting.short}{text}")
         return parts
@@ -238,13 +245,17 @@ class RunSpec:
         """The recipe's name unless it is the data's default, its epochs if changed, a hash of the rest."""
         base = RECIPES.get(self.recipe.name)
         if base is None:
-            return [_slug(self.recipe.name), _hash(self.recipe.as_dict())]
+            return [_slug(self.recipe.name), _hash(self._named_recipe())]
         parts = [] if base == default_recipe(self.data) else [base.name]
         if self.recipe.epochs != base.epochs:
             parts.append(f"e{self.recipe.epochs}")
-        if self.recipe != scale_recipe(base, self.recipe.epochs):
-            parts.append(_hash(self.recipe.as_dict()))
+        if self.recipe.replace(final=base.final) != scale_recipe(base, self.recipe.epochs):
+            parts.append(_hash(self._named_recipe()))
         return parts
+
+    def _named_recipe(self) -> dict[str, Any]:
+        """The recipe without what has a part of its own in names."""
+        return {name: value for name, value in self.recipe.as_dict().items() if name != "final"}
 
 
 def _is_path(data: str) -> bool:

@@ -2,7 +2,8 @@
 
 The loss is that of the pruned network, and its gradient there is applied to every stored weight, so that one that was
 pruned by mistake comes back. It is the zero-temperature edge of Gibbs pruning with straight-through gradients. Masks
-are renewed at every step (its authors do so every 16).
+are renewed at every step (its authors do so every 16). A limited structure, as N:M, has no sparsity that rises: it is
+the largest of each neighbourhood from the first step on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ...budgets import Budget
 from ...law import Law
 from ...schedules import Schedule
 from ...site import Site
-from .gibbs import ALLOCATION, UNTIL, shared_out
+from ...structures import KINDS
+from .gibbs import ALLOCATION, UNTIL, check_allocation, shared_out
 from .method import Method
 
 if TYPE_CHECKING:
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 class Feedback(Method):
     name = "feedback"
     about = "magnitude pruning on a cubic schedule whose masked weights go on learning (Lin et al.)"
+    structures = KINDS
     settings = {"until": UNTIL, "allocation": ALLOCATION}
     ends_with = "converged"
+
+    def check(self, spec: RunSpec) -> None:
+        check_allocation(spec)
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         return Law(sites, lanes=device.type == "cuda")

@@ -6,6 +6,7 @@ the family is gradual magnitude pruning: a sparsity that rises, at zero temperat
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...budgets import ALLOCATIONS, Budget
-from ...checks import bad, choice, number
+from ...checks import bad, choice, number, whole
+from ...energies import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
+from ...importance import KINDS as SCORES
+from ...importance import check_importance
 from ...law import Law
+from ...samplers import SWEEPS
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
-from ...site import GRADIENTS, SURVIVORS, Site, check_gradient
-from ...structures import as_structure
+from ...site import GRADIENTS, Site, check_gradient
+from ...structures import KINDS, as_structure
+from ...survivors import SURVIVORS
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (unifo
 class Gibbs(Method):
     name = "gibbs"
     about = "masks sampled from an annealed Gibbs distribution while training"
+    structures = KINDS
     ends_with = "drawn"
     settings = {
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
@@ -49,12 +56,21 @@ class Gibbs(Method):
                              lambda spec: "whole", ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
                                lambda spec: "annealed", "t."),
+        "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
+                              lambda spec: "magnitude", ""),
+        "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
+                         lambda spec: "cold", ""),
+        "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
         "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
         if spec.hamiltonian == "binary" and spec.setting("units") == "threshold":
             raise bad("units", "threshold", "'weights' with hamiltonian 'binary', which has no field")
+        if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
+            raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
+        check_allocation(spec)
+        check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         for site in sites:
@@ -76,12 +92,23 @@ class Gibbs(Method):
     def survivors(self, spec: RunSpec) -> str:
         return str(spec.setting("survivors"))
 
+    def importance(self, spec: RunSpec) -> str:
+        return str(spec.setting("importance"))
+
     def fading(self, spec: RunSpec) -> float:
         return float(spec.setting("fading"))
 
 
+def check_allocation(spec: RunSpec) -> None:
+    """Layers whose structure says how much they keep share nothing out."""
+    if as_structure(spec.structure).limited and spec.setting("allocation") != "uniform":
+        raise bad("allocation", spec.setting("allocation"), f"'uniform' with structure {spec.structure!r}")
+
+
 def shared_out(spec: RunSpec, ramp: str) -> float | Schedule | Budget:
-    """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say."""
+    """The spec's sparsity as it rises over unstretched epochs, shared out as its settings say; constant if limited."""
+    if as_structure(spec.structure).limited:
+        return spec.sparsity
     epochs = min(round(spec.setting("until") * spec.recipe.epochs), spec.recipe.epochs - 1)  # the last one has it all
     kinds = {"linear": LinearSchedule, "cubic": CubicSchedule}
     rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds and epochs > 0 else spec.sparsity
@@ -96,6 +123,10 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
         plain = spec.coupling == Quadratic().coupling
         return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
     chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+    if isinstance(chosen, (Neighbours, Redundancy)) and spec.coupling != Quadratic().coupling:
+        if isinstance(chosen, Neighbours):
+            return dataclasses.replace(chosen, attraction=spec.coupling)
+        return dataclasses.replace(chosen, repulsion=spec.coupling)
     return Linear(chosen.kind, relative=True) if relative and isinstance(chosen, Linear) else chosen
 
 

@@ -1,7 +1,8 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says.
+so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says. Of N:M
+the N falls from M, as far as s(t) has come.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from ...checks import number
 from ...schedules import ANNEALED
+from ...structures import KINDS
+from ...threshold import converged_mask
 from .gibbs import ALLOCATION
 from .magnitude import share_largest
 from .method import Method, Setting
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 class Gradual(Method):
     name = "gradual"
     about = "magnitude pruning on a cubic schedule while training (Zhu & Gupta)"
+    structures = KINDS
     settings = {
         "until": Setting(
             number(0, 1, above=True),
@@ -33,8 +37,14 @@ class Gradual(Method):
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
-        if epoch < ramp:  # then the mask stays
-            share_largest(run, cubic(run.spec.sparsity, (epoch + 1) / ramp), run.spec.setting("allocation"))
+        sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
+        if epoch >= ramp:
+            return  # the mask stays
+        if not any(site.structure.limited for site in run.sites.values()):
+            return share_largest(run, sparsity, run.spec.setting("allocation"))
+        for name, site in run.sites.items():
+            eased = site.structure.eased(sparsity, site.shape)
+            run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
 
 
 def cubic(sparsity: float, t: float) -> float:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...structures import KINDS
+from ...threshold import converged_mask
 from .magnitude import largest
 from .method import Method
 
@@ -16,9 +18,14 @@ if TYPE_CHECKING:
 class RandomMask(Method):
     name = "random-mask"
     about = "a fixed random mask from the start"
+    structures = KINDS
 
     def begin_phase(self, run: Replica, phase: int) -> None:
         generator = run.stream("masks")
         for name, site in run.sites.items():
+            if site.structure.limited:
+                values = torch.rand(site.shape, generator=generator, dtype=torch.float64)
+                run.hold(name, converged_mask(values, site.sparsity, site.structure))
+                continue
             scores = torch.rand(site.count, generator=generator, dtype=torch.float64)
             run.hold(name, largest(scores, site, run.spec.sparsity))

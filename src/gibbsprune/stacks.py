@@ -1,0 +1,107 @@
+"""Layers whose neighbourhoods have the same size and law, as one matrix of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .hamiltonians import Binary, log_p_converged
+from .samplers import Source, two_point
+from .site import Site
+from .survivors import lost_share
+from .threshold import CHUNK, Segments
+
+LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
+GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
+
+
+class Stack:
+    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix, run after run."""
+
+    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
+        self.members = members
+        self.sites = [sites[i] for i in members]
+        first = self.sites[0]
+        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
+        self.counts = [site.count for site in self.sites]
+        self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
+        self.runs = sorted({site.run for site in self.sites})
+        self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
+        self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
+
+    def site_run(self, device: torch.device) -> Tensor:
+        """The run of each site."""
+        return self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
+
+    def site_bits(self, device: torch.device) -> Tensor:
+        """The logarithm of the number of each site's masks, base 2: its number of weights, N."""
+        make = lambda: torch.tensor(self.counts, dtype=torch.float64) * self.size  # noqa: E731
+        return self.segments.constant("bits", device, make)
+
+    def rows(self, weights: Sequence[Tensor]) -> Tensor:
+        """The weights of all sites, (rows, n), in float32 or better."""
+        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
+        stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+
+    def squares(self, weights: Sequence[Tensor]) -> Tensor:
+        """w² of all sites, (rows, n)."""
+        return self.rows(weights).square()
+
+    def means(self, squares: Tensor) -> Tensor:
+        return squares.flatten() if self.size == 1 else squares.mean(1)
+
+    def converged(self, weights: Sequence[Tensor]) -> Tensor:
+        """x_cvg of all rows."""
+        return self.segments.converged(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
+
+    def lost(self, weights: Sequence[Tensor]) -> Tensor:
+        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
+        means = self.means(self.squares(weights))
+        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
+        if not self.segments.fixed:
+            lost = lost.masked_fill(self.segments.kept_whole(means.device), 0)
+        return lost[:, None].expand(-1, self.size)
+
+    def ties(self, weights: Sequence[Tensor]) -> Tensor:
+        """Which rows feel no field."""
+        return self.segments.on_threshold(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
+
+    def scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+        """β of every site, and what its field is multiplied by: β in the field's own unit."""
+        beta = betas[self.site_run(threshold.device)].clamp(max=GREATEST).to(threshold.dtype)
+        unit = self.hamiltonian.unit(threshold, self.size)
+        return beta, beta if unit is None else in_units(beta, unit)
+
+    def parts(self, run: int, rows: int) -> list[slice]:
+        """The rows of a run in pieces that depend on nothing but the run, as its random numbers do."""
+        first, step = sum(self.run_rows[:run]), rows
+        if rows * self.size > CHUNK:
+            step = max(1, CHUNK // 4 // self.size)
+        return [slice(first + i, first + min(i + step, rows)) for i in range(0, rows, step)]
+
+    def binary_field(
+        self, converged: Tensor, betas: Tensor, streams: Sequence[torch.Generator | None], draws: int
+    ) -> Tensor:
+        """h of the binary law, (draws · rows, …), after every layer has decided; x_cvg is given as (rows, …)."""
+        assert isinstance(self.hamiltonian, Binary)
+        device = converged.device
+        bits = self.site_bits(device)
+        beta = self.hamiltonian.absolute(betas[self.site_run(device)].double(), bits)
+        log_p = log_p_converged(beta.clamp_min(0), bits)
+        sites = [count * draws for count in self.run_sites]
+        chosen = two_point.choose(log_p.repeat(draws), Source(streams, sites, 1, device))
+        chosen = chosen.repeat_interleave(len(converged)) if len(self.sites) == 1 else self.segments.spread(chosen)
+        return two_point.field(converged.repeat(draws, 1), chosen[:, None])
+
+    def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
+        """The rows of a mask, back in the shapes of the sites' weights."""
+        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
+            masks[index] = site.structure.unrows(part, site.shape)
+
+
+def in_units(beta: Tensor, unit: Tensor) -> Tensor:
+    """β in units of a field, as large as float32 bears it."""
+    return (beta / unit.clamp_min(LEAST)).clamp(max=GREATEST)
