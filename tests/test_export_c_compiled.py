@@ -164,7 +164,7 @@ def test_a_trained_network_outside_python(tmp_path: Path, capsys: pytest.Capture
     assert "differs from PyTorch by" in capsys.readouterr().out
     source = Source(
         network(found.model, (found.images[:2],)), "net", 1, "float32", [1 / (255 * s) for s in std],
-        [-m / s for m, s in zip(mean, std)],
+        [-m / s for m, s in zip(mean, std)], arrays.class_names,
     )  # fmt: skip
     folder = written(source, tmp_path / "program")
     assert (folder / "net.c").read_text() == (tmp_path / "c" / "net.c").read_text()
