@@ -74,7 +74,7 @@ data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
 
-| layer          | kind   | weights | neighbourhoods |  target | kept of them |
+| layer          | kind   | weights | neighbourhoods |  target | weights kept |
 | -------------- | ------ | ------: | -------------: | ------: | -----------: |
 | layer1.0.conv1 | Conv2d |     576 |            576 | 90.00 % |           58 |
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gibbsprune.cli.values import add_trust, check_counts, number, trusting, whole
 from gibbsprune.errors import UserError
+from gibbsprune.structures import as_structure
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +24,7 @@ def add_parser(commands: Any) -> None:
         "target", metavar="MODEL_OR_RUN", help="a run's folder, or resnet8 … or package.module:function"
     )
     parser.add_argument("--sparsity", type=number, metavar="P", help="of a model: prune it, untrained, by this much")
-    parser.add_argument("--structure", metavar="NAME", help="with --sparsity: weight, kernel or filter (filter)")
+    parser.add_argument("--structure", metavar="NAME", help="with --sparsity: weight, kernel, filter, 2:4 … (filter)")
     parser.add_argument("--size", type=whole, metavar="N", help="of a model: images of N × N pixels (32)")
     parser.add_argument("--rounds", type=whole, default=15, metavar="N", help="how often each form is timed (15)")
     parser.add_argument("--threads", type=whole, metavar="N", help="torch's threads (as torch has it)")
@@ -106,7 +107,7 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     pruner = GibbsPruner(pruned, sparsity=sparsity, structure=structure, exclude=[first] if first else None)
     forms["pruned"] = pruner.finalize("converged").eval()
     forms["compact"] = compact(forms["pruned"], x[:2], fold_batch_norm=True, prefer="speed")
-    return f"{name}, untrained, {structure}s pruned at {sparsity:.0%}", forms, x
+    return f"{name}, untrained, {as_structure(structure).plural} pruned at {sparsity:.0%}", forms, x
 
 
 def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: Any) -> str:

@@ -52,7 +52,7 @@ class GibbsPruning(Callback):
 
     def __init__(
         self,
-        sparsity: Any = 0.9,
+        sparsity: Any = None,
         *,
         draw: str | None = "sample",
         steps_per_epoch: int | None = None,

@@ -48,7 +48,7 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        sparsity: Any = 0.9,
+        sparsity: Any = None,
         *,
         draw: str | None = "sample",
         steps_per_epoch: int | None = None,

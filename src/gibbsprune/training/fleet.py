@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ..data.arrays import Arrays
 from ..errors import UserError
-from ..threshold import kept_count
 from .engine import Engine, cloned
 from .finished import Finished, read_finished
 from .fuse import CannotFuse, same_function
@@ -194,8 +193,9 @@ class Fleet:
                     .__name__.removeprefix("Parametrized")
                     .removeprefix("Fused")
                 )
-                kept = kept_count(site.sparsity, site.count)
-                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
+                weights = math.prod(site.shape)
+                kept = round((1 - site.removed) * weights)
+                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": weights,
                              "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip
         return rows
 
