@@ -30,10 +30,13 @@ from gibbsprune.models import resnet
 
 BETAS = (0.7, 3.0, 7.0, 20.0, 100.0, 1e3, 1e4)
 CASES = {
-    "weight": (0.03, {"structure": "weight", "sparsity": 0.9}),
-    "kernel": (0.06, {"structure": "kernel", "sparsity": 0.9}),
-    "filter, exact": (0.06, {"structure": "filter", "sparsity": 0.75}),
-    "filter, chromatic": (0.25, {"structure": "filter", "sparsity": 0.75, "sampler": "chromatic"}),
+    "weight": (0.03, {"structure": "weight", "hamiltonian": "square", "sparsity": 0.9}),
+    "kernel": (0.06, {"structure": "kernel", "hamiltonian": "quadratic", "sparsity": 0.9}),
+    "filter, exact": (0.06, {"structure": "filter", "hamiltonian": "quadratic", "sparsity": 0.75}),
+    "filter, chromatic": (
+        0.25,
+        {"structure": "filter", "hamiltonian": "quadratic", "sparsity": 0.75, "sampler": "chromatic"},
+    ),
 }
 
 

@@ -43,11 +43,13 @@ def labels(entries) -> list[str]:
 
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
-        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping", "random-mask",
-        "reinit", "gradual", "feedback",
+        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "random-mask",
+        "reinit", "gradual", "feedback", "rigl", "lr-rewinding", "str",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
-        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping", "filter-l1", "random-mask", "reinit",
+        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping",
+        "targeted-dropout:ramp=authors", "filter-l1", "random-mask", "reinit",
         "gradual", "feedback",
     ]  # fmt: skip
     assert set(labels(choose("filter"))) == {*labels(choose("kernel")), "thinet"}
@@ -213,7 +215,7 @@ def test_a_comparison_of_all_methods(place, capsys):
     words = command(place, "--epochs", "2", "--seeds", "0-1", "--sparsity", "0.5", "--out", str(out))
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "0.5, 2 seeds: 22 runs\n" in said
+    assert f"0.5, 2 seeds: {2 * len(choose('weight'))} runs\n" in said
     made = {"runs", "results", "pace.json", "compare.md", "compare.json", "compare.png"}
     assert {path.name for path in out.iterdir()} == made
     told = json.loads((out / "compare.json").read_text())
@@ -227,7 +229,7 @@ def test_a_comparison_of_all_methods(place, capsys):
         assert row["accuracy"] == pytest.approx(statistics.fmean(row["accuracies"]))
         assert row["accuracies_recalibrated"] == [result["accuracy_recalibrated"] for result in results]
         assert row["sparsity"] == pytest.approx(statistics.fmean(result["sparsity"] for result in results))
-        wanted = {"lottery": 8, "magnitude": 2 + 5}.get(row["method"], 2)
+        wanted = {"lottery": 8, "magnitude": 2 + 5, "lr-rewinding": 4}.get(row["method"], 2)
         assert {row["epochs"]} == {result["epochs"] for result in results} == {wanted}
         deviation = 100 * statistics.stdev(row["accuracies"])
         assert f"| {row['label']} " in said

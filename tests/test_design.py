@@ -19,6 +19,7 @@ ORDER = [
     "structures",
     "limits",
     "threshold",
+    "shrinking",
     "schedules",
     "hamiltonians",
     "samplers",

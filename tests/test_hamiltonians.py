@@ -211,9 +211,11 @@ def test_refusals(make, sentence):
     assert str(error.value) == sentence
 
 
-def test_defaults_are_what_the_paper_found_best():
-    assert as_hamiltonian(None, gp.Weight()) == gp.Linear("square")
-    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(0.01)
+def test_defaults_are_what_the_paper_found_best_in_units_of_the_threshold():
+    assert as_hamiltonian(None, gp.Weight()) == gp.Linear("square", relative=True)
+    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(1.0, relative=True)
+    assert as_hamiltonian("square", gp.Weight()) == gp.Linear("square")  # the paper's, by their names
+    assert as_hamiltonian("quadratic", gp.Filter()) == gp.Quadratic(0.01)
 
 
 @pytest.mark.parametrize(

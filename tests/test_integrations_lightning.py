@@ -151,7 +151,7 @@ def test_metrics_go_to_the_logger_that_is_there(pl, tmp_path):
     assert betas == [1.0, 1e7]
     assert agreements[0] < 0.9
     assert agreements[1] > 0.99
-    assert sparsities[0] < 0.65
+    assert sparsities[0] < 0.7  # of 0.75 in the end: it was still hot
     assert sparsities[1] == pytest.approx(0.75, abs=0.01)
 
 

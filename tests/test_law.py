@@ -271,12 +271,12 @@ def test_counts_of_numpy(structure, sampler):
         ),
         (
             {"sampler": "exact"},
-            "sampler is 'exact': allowed are 'auto', 'independent', 'enumeration' with Linear('square')",
+            "sampler is 'exact': allowed are 'auto', 'independent', 'enumeration' with Linear('square', relative=True)",
         ),
         (
             {"sampler": "independent", "structure": "filter"},
             "sampler is 'independent': allowed are 'auto', 'exact', 'chromatic', 'enumeration' with "
-            "Quadratic(coupling=0.01)",
+            "Quadratic(coupling=1.0, relative=True)",
         ),
         (
             {"sampler": "enumeration", "structure": "filter"},

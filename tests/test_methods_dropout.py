@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gibbsprune.errors import UserError
-from gibbsprune.threshold import mean_squares
+from gibbsprune.threshold import kept_count, mean_squares
 from gibbsprune.training.fleet import Fleet
 from method_bench import RECIPE, SMALL, few, replica, spec
 from test_methods_selection import ORDERED, SHAPED
@@ -70,7 +70,8 @@ def test_a_fraction_of_nothing_targets_nothing():
 
 
 def test_the_papers_settings_are_the_defaults():
-    assert dict(spec("targeted-dropout").settings) == {"drop": 0.75, "targeted": 0.9, "ramping": False}
+    usual = {"drop": 0.75, "targeted": 0.9, "ramping": False, "ramp": "none", "until": 0.5}
+    assert dict(spec("targeted-dropout").settings) == usual
     assert spec("targeted-dropout", "kernel").setting("drop") == 0.75
     filters = spec("targeted-dropout", "filter", sparsity=0.75)
     assert (filters.setting("drop"), filters.setting("targeted")) == (0.9, 0.75)
@@ -100,6 +101,24 @@ def test_ramping_and_a_drop_rate_contradict_each_other():
         spec("targeted-dropout", settings={"ramping": True, "drop": 0.3})
 
 
+def test_its_authors_let_both_rates_rise_and_hold_them():
+    """Over half of eight epochs: γ is at 0.95 of its end by half of that, α at its end with it."""
+    assert levels(8, ramp="authors") == pytest.approx([0, 0.2475, 0.495, 0.7425, *[0.99] * 4])
+    assert levels(4, stretch=2, ramp="authors", until=0.25, drop=0.8) == pytest.approx([0, 0.4, *[0.8] * 6])
+    with pytest.raises(UserError, match=r"^ramping is the paper's way and ramp 'authors' that of the method's authors"):
+        spec("targeted-dropout", settings={"ramping": True, "ramp": "authors"})
+    recipe, settings = RECIPE.replace(epochs=8), {"ramp": "authors", "drop": 1.0, "targeted": 0.8}
+    run = replica("targeted-dropout", weight=ORDERED, recipe=recipe, settings=settings)
+    left = []
+    for epoch in range(8):
+        run.engine.set_schedules(epoch)
+        run.engine.masks.betas.fill_(1.0)  # all that are targeted go
+        run.engine.masks.draw()
+        left.append(int(run.engine.network.mask_views()[0].sum()))
+    gamma = [0, 0.475 * 0.8, 0.95 * 0.8, 0.975 * 0.8, *[0.8] * 4]
+    assert left == [kept_count(fraction, 20) for fraction in gamma]
+
+
 def test_runs_of_a_fleet_have_their_own_targets_rates_and_coins():
     """The masks of fused runs are bit for bit those of each run alone."""
     specs = [
@@ -107,15 +126,16 @@ def test_runs_of_a_fleet_have_their_own_targets_rates_and_coins():
         spec("gibbs", "kernel", model=SMALL, seed=1),
         spec("targeted-dropout", model=SMALL, seed=1, settings={"targeted": 0.3}),
         spec("targeted-dropout", "filter", model=SMALL, sparsity=0.75),
+        spec("targeted-dropout", model=SMALL, settings={"ramp": "authors"}),
     ]
     digits = few(32)
     together = Fleet(specs, digits).engines[0]
-    together.set_schedules(0)
+    together.set_schedules(1)
     for _ in range(3):
         together.masks.draw()
     for k, one in enumerate(specs):
         alone = Fleet([one], digits).engines[0]
-        alone.set_schedules(0)
+        alone.set_schedules(1)
         for _ in range(3):
             alone.masks.draw()
         own = [view for (_, run, _), view in zip(together.network.sites, together.network.mask_views()) if run == k]

@@ -39,7 +39,9 @@ KINDS = [
     spec(**RISING),
     spec("feedback", allocation="lamp"),
     spec(ramp="linear", gradient="law", units="threshold", fading=1e-3),
+    spec("gradual", allocation="global"),
     spec("gradual"),
+    spec(**RISING, survivors="shrunk", temperature="zero", fading=1e-3),
 ]
 
 
@@ -58,7 +60,7 @@ def test_runs_of_all_kinds_train_together_as_they_do_alone(digits):
             assert (mine - fused).norm() < 0.1 * mine.norm()
 
 
-@pytest.mark.parametrize("one", KINDS[:3], ids=lambda one: one.name())
+@pytest.mark.parametrize("one", [*KINDS[:3], KINDS[4]], ids=lambda one: one.name())
 def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(one, digits):
     whole, first = Fleet([one], digits), Fleet([one], digits)
     for _ in range(2):
@@ -100,6 +102,28 @@ def test_masked_weights_live_with_feedback_and_fade_where_asked(digits):
         sizes.append(float(masked.square().mean()))
     assert sizes[1] != sizes[0]
     assert sizes[2] < 0.5 * sizes[1]
+
+
+def test_what_is_written_of_shrunk_survivors_is_what_was_tested(digits):
+    fleet = Fleet([KINDS[4], spec("gradual")], digits)
+    for _ in range(4):
+        fleet.train_epoch()
+    model = fleet.model(0)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    shrunk, plain = fleet.finish()
+    assert shrunk["agreement"] == 1
+    assert shrunk["sparsity"] == pytest.approx(0.9, abs=1e-3)
+    for k, result in enumerate((shrunk, plain)):
+        x = fleet.engines[0].batches.evaluation(digits.x_test, torch.float32)
+        x = x.unflatten(1, (2, -1))[:, k]
+        right = (fleet.model(k)(x).argmax(1) == digits.y_test).float().mean()
+        assert float(right) == pytest.approx(result["accuracy"], abs=1e-6)
+    assert all(torch.equal(p, before[name]) for name, p in fleet.model(0).named_parameters())
+    for name, weight in zip(fleet.masks(0), stored(fleet)):
+        left = fleet.model(0).get_submodule(name).weight.detach()
+        (layer,) = (each for each in shrunk["layers"] if each["name"] == name)
+        soft = (weight.abs() - gp.threshold(weight, layer["sparsity"]).sqrt()).clamp_min(0)
+        assert float((left.abs() - soft).abs().max()) < 0.01 * float(weight.abs().max())  # Q between two weights
 
 
 def test_names_tell_the_settings_and_defaults_stay_as_they_were():

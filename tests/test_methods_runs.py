@@ -48,11 +48,14 @@ ONE_PHASE = [
     ("l1", "weight", {}),
     *[("targeted-dropout", structure, {}) for structure in ("weight", "kernel", "filter")],
     ("targeted-dropout", "weight", {"ramping": True}),
+    ("targeted-dropout", "weight", {"ramp": "authors"}),
     *[("random-mask", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("gradual", structure, {}) for structure in ("weight", "kernel", "filter")],
     *[("feedback", structure, {}) for structure in ("weight", "kernel", "filter")],
+    ("rigl", "weight", {"every": 5, "allocation": "uniform"}),
+    ("str", "weight", {}),
 ]
-LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery"), 2 * EPOCHS)
+LONGER = dict.fromkeys(("magnitude", "filter-l1", "thinet", "lottery", "lr-rewinding"), 2 * EPOCHS)
 
 
 def resnet(method: str, structure: str, sparsity: float = 0.9, **settings) -> RunSpec:
@@ -70,6 +73,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     where = {(one.method, one.structure): str(path) for one, path in zip(first.specs, first.runs)}
     dense = where["dense", "weight"]
     tuned = [resnet("magnitude", "weight", 0.1, tune_epochs=1, **{"from": dense}),
+             resnet("lr-rewinding", "weight", allocation="uniform", **{"from": dense}),
              resnet("filter-l1", "kernel", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("filter-l1", "filter", 0.1, tune_epochs=1, **{"from": dense}),
              resnet("thinet", "filter", 0.75, tune_epochs=1, images=64, **{"from": dense})]  # fmt: skip
@@ -92,7 +96,7 @@ def test_every_method_and_structure_on_digits(tmp_path):
     wanted = {(name, structure) for name, structure in wanted if structure in ("weight", "kernel", "filter")}
     assert seen == wanted | {("dense", "weight")}
     text = (tmp_path / "once" / "summary.md").read_text()
-    assert "18 runs of resnet8 on digits, trained together." in text
+    assert "21 runs of resnet8 on digits, trained together." in text
     assert all(f"| {path.name} " in text for path in first.runs)
     with pytest.raises(
         UserError, match=r"once has several runs with seed 0; name the folder of one: digits-resnet8-gibbs"
@@ -149,6 +153,7 @@ def check_files(one: RunSpec, path: Path, result: dict) -> None:
             assert int(rows.sum()) == round((1 - site.removed) * math.prod(site.shape)), (path.name, name)
         else:
             assert bool((rows == rows[:, :1]).all()), (path.name, name)
+        if one.method != "str" and not site.structure.limited:  # whose layers share the sparsity as they learn to
             assert int(rows[:, 0].sum()) == kept_count(one.sparsity, site.count), (path.name, name)
         assert not weights[f"{name}.weight"][~masks[name]].any(), (path.name, name)
         assert weights[f"{name}.weight"][masks[name]].any(), (path.name, name)
@@ -221,12 +226,18 @@ LATER = [  # method, options, and an epoch (from 0) within a later phase where t
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--from", "lottery"], 3),
     ("lottery", ["--rounds", "2", "--rewind-step", "4", "--round", "1", "--from", "lottery"], 1),
     ("targeted-dropout", ["--structure", "kernel", "--ramping"], 1),
+    ("targeted-dropout", ["--epochs", "4", "--ramp", "authors"], 2),
     ("filter-l1", ["--structure", "filter", "--sparsity", "0.25", "--tune-epochs", "2"], 3),
     ("thinet", ["--structure", "filter", "--sparsity", "0.5", "--tune-epochs", "3", "--images", "40"], 3),
+    ("thinet", ["--structure", "filter", "--tune-epochs", "2", "--spread", "1", "--tune-rate", "rewind"], 3),
     ("random-mask", ["--structure", "kernel"], 1),
     ("reinit", ["--from", "gibbs"], 1),
     ("gradual", ["--epochs", "4", "--until", "0.9"], 2),
+    ("gradual", ["--epochs", "4", "--until", "0.9", "--allocation", "global"], 2),
     ("feedback", ["--epochs", "4", "--allocation", "global"], 2),
+    ("rigl", ["--every", "4"], 1),
+    ("lr-rewinding", ["--rounds", "2"], 3),
+    ("str", ["--start", "-4"], 1),
 ]
 
 
@@ -376,7 +387,7 @@ def test_an_unfinished_run_cannot_be_started_from(place, tmp_path, monkeypatch, 
         ("l1", {"rounds": 3}, "method 'l1' has no setting 'rounds': allowed are penalty"),
         ("dense", {"penalty": 1}, "method 'dense' has no setting 'penalty': allowed are none"),
         ("magnitude", {"tune_epochs": 1.5}, "tune_epochs is 1.5: allowed are whole numbers from 0"),
-        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0"),
+        ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0, and 'rewind'"),
         ("lottery", {"rounds": 0}, "rounds is 0: allowed are whole numbers from 1"),
         ("lottery", {"rewind_step": "x"}, "rewind_step is 'x': allowed are whole numbers from 1, and 'default'"),
         ("lottery", {"round": 4}, "round is 4, but there are 3 rounds"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gibbsprune.errors import UserError
 from gibbsprune.structures import KINDS
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.methods import METHODS
 from gibbsprune.training.methods.gradual import cubic
 from gibbsprune.training.methods.lottery import round_sparsity
 from gibbsprune.training.methods.magnitude import largest, rates
+from gibbsprune.training.methods.rigl import exchanged
 from gibbsprune.training.network import new_model
 from method_bench import SMALL, few, kept, replica, spec
 
@@ -169,6 +171,58 @@ def test_the_step_to_rewind_to(wanted, steps, at):
     assert METHODS["lottery"].save_at(spec("lottery", settings={"rewind_step": wanted}), steps) == at
 
 
+# -- learning rates rewound --------------------------------------------------------------------------------------------
+
+
+def test_learning_rates_are_rewound_and_weights_are_not():
+    recipe = spec("dense").recipe.replace(epochs=4, milestones=(2, 3), lr=0.1)
+    rates = [0.1, 0.1, 0.01, 0.001]
+    one = spec("lr-rewinding", recipe=recipe)
+    assert [one.learning_rate(epoch) for epoch in range(8)] == pytest.approx(2 * rates)
+    half = spec("lr-rewinding", recipe=recipe, settings={"rounds": 2, "repeat": 0.5})
+    assert (half.total_epochs, half.own_epochs) == (8, 8)
+    assert [half.learning_rate(epoch) for epoch in range(8)] == pytest.approx(rates + 2 * rates[2:])
+    stretched = spec("lr-rewinding", recipe=recipe, stretch=2, settings={"repeat": 0.5, "from": "somewhere"})
+    assert (stretched.total_epochs, stretched.own_epochs) == (12, 4)
+    assert [stretched.learning_rate(epoch) for epoch in range(4)] == pytest.approx([0.01, 0.01, 0.001, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("method", "structure"), [("magnitude", "weight"), ("filter-l1", "filter"), ("thinet", "filter")]
+)
+def test_fine_tuning_with_learning_rates_rewound(method, structure):
+    recipe = spec("dense").recipe.replace(epochs=4, milestones=(2, 3), lr=0.1)
+    settings = {"tune_epochs": 2, "tune_rate": "rewind"}
+    one = spec(method, structure, sparsity=0.2, recipe=recipe, settings=settings)
+    later = [one.learning_rate(epoch) for epoch in range(4, one.own_epochs)]
+    assert later == pytest.approx([0.01, 0.001] * (len(later) // 2))
+    assert "-lrrewind-" in one.name()
+    with pytest.raises(
+        UserError, match=r"^tune_epochs is 5: allowed are the 4 epochs of training at most, with tune_rate"
+    ):
+        spec(method, structure, recipe=recipe, settings={"tune_epochs": 5, "tune_rate": "rewind"})
+
+
+def test_rewinding_prunes_round_by_round_what_is_smallest_in_the_network():
+    """To 1 − √0.1, then to 0.9; a pruned weight that has grown stays pruned."""
+    run = replica("lr-rewinding", model=SMALL, sparsity=0.9, settings={"rounds": 2})
+    how = METHODS["lr-rewinding"]
+    total = sum(site.count for site in run.sites.values())
+    before = {name: torch.ones(site.shape, dtype=torch.bool) for name, site in run.sites.items()}
+    for phase, left in enumerate((1, 0.1**0.5, 0.1)):
+        how.begin_phase(run, phase)
+        weights, masks = run.weights, run.masks
+        assert sum(int(mask.sum()) for mask in masks.values()) == int(left * total + 1e-9)
+        assert all(bool((before[name] | ~mask).all()) for name, mask in masks.items())
+        if phase:
+            kept_ones = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
+            gone = torch.cat([weights[name][before[name] & ~mask].abs() for name, mask in masks.items()])
+            assert gone.max() <= kept_ones.min()
+            for name, mask in masks.items():
+                weights[name][~mask] = 9.0
+        before = {name: mask.clone() for name, mask in masks.items()}
+
+
 # -- gradual -----------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +270,72 @@ def test_gradual_removes_kernels_and_filters_of_small_squares(structure, stay):
     run = replica("gradual", structure, SHAPED, sparsity=0.5, settings={"until": 0.1})
     METHODS["gradual"].begin_epoch(run, 0)
     assert kept(run) == places(structure, stay)
+
+
+def test_gradual_with_one_threshold_for_the_network_keeps_its_largest_weights():
+    recipe = spec("dense").recipe.replace(epochs=4)
+    run = replica("gradual", model=SMALL, sparsity=0.9, recipe=recipe, settings={"allocation": "global", "until": 1})
+    with torch.no_grad():
+        run.weights["third"].mul_(1.1)
+    total = sum(site.count for site in run.sites.values())
+    for epoch, t in enumerate((0.25, 0.5, 0.75, 1.0)):
+        METHODS["gradual"].begin_epoch(run, epoch)
+        masks, weights = run.masks, run.weights
+        left = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
+        gone = torch.cat([weights[name][~mask].abs() for name, mask in masks.items()])
+        assert gone.max() <= left.min()
+        assert len(left) == int((1 - cubic(0.9, t)) * total + 1e-9)
+    rates = [float(mask.float().mean()) for mask in masks.values()]
+    assert max(rates) > 1.2 * min(rates)
+
+
+# -- rigl --------------------------------------------------------------------------------------------------------------
+
+
+def test_rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest():
+    """10 of 20 weights, of which 3 are exchanged: the weights of ORDERED are 1 … 20, the mask keeps the first ten."""
+    run = replica("rigl", weight=ORDERED, sparsity=0.5, settings={"fraction": 0.6, "until": 1})
+    mask = (torch.arange(20) < 10).view(SHAPE)
+    run.hold("second", mask)  # magnitudes 7 18 3 12 1 20 9 15 5 11
+    gradient = run.gradients["second"].flatten()
+    gradient[:] = torch.arange(20) / 100
+    gradient[[2, 12, 16]] = torch.tensor([-3.0, 2.0, -1.0])
+    moments = run.engine.optimizer.moments_of(run.engine.network.stored("second"))
+    for moment in moments:
+        moment.fill_(1)
+    before = run.weights["second"].clone()
+    METHODS["rigl"].after_step(run, 1, 2)  # half-time: α/2 = 0.3, so that 3, 1 and 5 go
+    stays = [0, 1, 3, 5, 6, 7, 9]
+    assert kept(run) == sorted([*stays, 2, 12, 16])  # 2 comes back at once
+    after = run.weights["second"].flatten()
+    assert torch.equal(after[[*stays, 2]], before.flatten()[[*stays, 2]])
+    assert after.count_nonzero() == 8  # the others start from zero
+    assert all(moment.flatten().nonzero().flatten().tolist() == sorted([*stays, 2]) for moment in moments)
+    assert torch.equal(run.engine.network.masks["second"], run.masks["second"])  # what the next step sees
+
+
+def test_rigl_exchanges_ever_less_and_nothing_in_the_end():
+    assert [exchanged(0.3, step, 100.0) for step in (0, 50, 99, 100, 150)] == pytest.approx(
+        [0.3, 0.15, 0, 0, 0], abs=1e-4
+    )
+    run = replica("rigl", weight=ORDERED, sparsity=0.5)
+    METHODS["rigl"].begin_phase(run, 0)
+    before = run.masks["second"].clone()
+    run.gradients["second"].fill_(1)
+    METHODS["rigl"].after_step(run, 75, 100)
+    assert torch.equal(run.masks["second"], before)
+
+
+def test_rigl_shares_its_sparsity_as_an_erdos_renyi_graph():
+    run = replica("rigl", model=SMALL, sparsity=0.8)
+    METHODS["rigl"].begin_phase(run, 0)
+    left = {name: float(mask.float().mean()) for name, mask in run.masks.items()}
+    raw = {"second": (12 + 8 + 3 + 3) / (12 * 8 * 9), "third": (16 + 12 + 3 + 3) / (16 * 12 * 9)}
+    assert left["second"] / left["third"] == pytest.approx(raw["second"] / raw["third"], rel=0.01)
+    assert sum(int(m.sum()) for m in run.masks.values()) == pytest.approx(0.2 * (12 * 8 + 16 * 12) * 9, abs=2)
+    uniform = replica("rigl", model=SMALL, sparsity=0.8, settings={"allocation": "uniform"})
+    METHODS["rigl"].begin_phase(uniform, 0)
+    assert all(float(mask.float().mean()) == pytest.approx(0.2, abs=0.005) for mask in uniform.masks.values())
 
 
 # -- random mask and reinit --------------------------------------------------------------------------------------------
@@ -268,5 +388,6 @@ def test_every_method_of_the_comparison_has_its_structures():
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
         "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": whole, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
-        "reinit": every, "gradual": every, "feedback": every,
+        "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",), "lr-rewinding": ("weight",),
+        "str": ("weight",),
     }  # fmt: skip

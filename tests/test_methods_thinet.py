@@ -12,7 +12,7 @@ from gibbsprune.errors import UserError
 from gibbsprune.threshold import kept_count
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.methods import METHODS
-from gibbsprune.training.methods.thinet import PLACES, choose, contributions, inputs_of, rescale
+from gibbsprune.training.methods.thinet import PLACES, choose, contributions, inputs_of, rescale, turns
 from method_bench import SMALL, few, spec
 
 
@@ -143,6 +143,19 @@ def test_layers_are_pruned_one_after_another_and_rescaled():
         assert run.masks[name].any(0).flatten(1).all(1).nonzero().flatten().tolist() == stay
         assert all(torch.equal(one, other) for one, other in pairwise(channels))  # whole input channels
         torch.testing.assert_close(run.weights[name] * run.masks[name], layer.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_layers_take_turns_while_the_network_is_tuned():
+    """Two layers over two epochs: the second is chosen after one of fine-tuning, and both are pruned in the end."""
+    assert [turns(3, epochs) for epochs in (0, 2, 3, 7.5)] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 2, 5]]
+    settings = {"images": 40, "tune_epochs": 4, "spread": 0.5}
+    fleet = Fleet([spec("thinet", "filter", model=SMALL, sparsity=0.6, settings=settings)], few(64))
+    run, shares = fleet.engines[0].replicas[0], []
+    while fleet.epoch < fleet.epochs:
+        fleet.train_epoch()
+        shares.append([bool(run.masks[name].all()) for name in ("second", "third")])
+    assert shares == [[True, True]] * 2 + [[False, True]] + [[False, False]] * 3
+    assert all(layer["kept"] < layer["weights"] for layer in fleet.finish()[0]["layers"])
 
 
 def test_pruning_by_thinet_changes_the_outputs_less_than_by_chance():

@@ -35,12 +35,14 @@ def digits():
 
 #: A sparsity that rises, one threshold for the network, β in units of it, gradients for masked weights.
 RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+#: And survivors that are shrunk by the threshold.
+SHRUNK = {**RISING, "survivors": "shrunk"}
 
 
 @pytest.mark.parametrize(
     ("structure", "settings"),
     [*((structure, {}) for structure in EXAMPLES), ("2:4", {"units": "threshold", "gradient": "straight-through"}),
-     ("weight", RISING), ("filter", RISING),
+     ("weight", RISING), ("filter", RISING), ("weight", SHRUNK), ("kernel", SHRUNK),
      ("weight", {"gradient": "law", "units": "threshold"})],
 )  # fmt: skip
 def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits):
@@ -50,13 +52,10 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
     fleet, other = Fleet([spec], digits), Fleet([spec], digits)
     (engine,), (source,) = fleet.engines, other.engines
     model = new_model(spec, digits).train()
-    options = {}
-    if "units" in settings:
-        relative = (
-            gp.Linear("square", relative=True) if structure in ("weight", "2:4") else gp.Quadratic(1.0, relative=True)
-        )
-        options = {"hamiltonian": relative, "gradient": settings["gradient"]}
-    sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if settings == RISING else spec.sparsity
+    relative = "units" in settings  # as the pruner is by default; a run has the paper's units
+    options = {"gradient": settings["gradient"]} if relative else {"hamiltonian": spec.hamiltonian}
+    options["survivors"] = settings.get("survivors", "whole")
+    sparsity = gp.Budget(gp.CubicSchedule(0.0, 0.8, 2), allocation="global") if "ramp" in settings else spec.sparsity
     pruner = gp.GibbsPruner(model, sparsity, structure, seed=spec.seed, epochs=RECIPE.epochs, **options)
     decayed = [p for p in model.parameters() if p.dim() == 4]
     rest = [p for p in model.parameters() if p.dim() != 4]
@@ -93,7 +92,9 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
         warnings.simplefilter("ignore")  # the masks have not converged
         pruned = pruner.finalize(draw="sample")
     for name, mask in fleet.final[0].items():
-        assert torch.equal(pruned.get_submodule(name).weight != 0, mask), name
+        left = pruned.get_submodule(name).weight != 0  # shrunk by the threshold, a kept weight below it is zero, too
+        assert bool((left <= mask).all()) if settings == SHRUNK else torch.equal(left, mask), name
+        assert torch.equal(pruned.get_submodule(name).weight, fleet.model(0).get_submodule(name).weight), name
 
 
 NETWORKS = {
@@ -109,11 +110,11 @@ NETWORKS = {
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("structure", EXAMPLES)
-def test_layers_laws_and_schedules_are_the_same_by_default(network, structure):
+def test_layers_laws_and_schedules_are_the_same(network, structure):
+    sparsity = 0.7 if structure == "at-most-3" else 0.5
     for name in (None, *possible(as_structure(structure))):
-        spec = RunSpec(
-            structure=structure, hamiltonian=name, sparsity=0.5 if structure != "at-most-3" else 0.7, epochs=30
-        )
+        settings = {"units": "threshold"} if name is None else {}
+        spec = RunSpec(structure=structure, hamiltonian=name, sparsity=sparsity, epochs=30, settings=settings)
         model = NETWORKS[network]()
         sites = run_sites(spec, model)
         beta = spec.how.level(spec, list(sites.values()))

@@ -97,8 +97,8 @@ def test_same_seed_same_masks():
 
 
 def test_masks_follow_the_law_of_their_layer():
-    """The share of draws that keep each weight is σ(−2β(Q − w²)), Q of its own layer."""
-    model, beta = small_net(), 20.0
+    """The share of draws that keep each weight is σ(−2β(Q − w²)/Q), Q of its own layer."""
+    model, beta = small_net(), 0.5
     pruner = gp.GibbsPruner(model, {"3": 0.9, "6": 0.3, "8": 0.6}, include=ALL, schedule=gp.ConstantSchedule(beta))
     total = {name: torch.zeros(mask.shape) for name, mask in masks_of(pruner).items()}
     for _ in range(1000):
@@ -107,7 +107,7 @@ def test_masks_follow_the_law_of_their_layer():
             total[name] += mask
     for name, sparsity in (("3", 0.9), ("6", 0.3), ("8", 0.6)):
         weight = stored_weight(model.get_submodule(name)).detach()
-        expected = torch.sigmoid(-2 * beta * (gp.threshold(weight, sparsity) - weight.square()))
+        expected = torch.sigmoid(-2 * beta * (1 - weight.square() / gp.threshold(weight, sparsity)))
         assert float((total[name] / 1000 - expected).abs().max()) < 5.5 * 0.5 / math.sqrt(1000)
 
 
@@ -138,8 +138,9 @@ def test_epochs_set_beta():
 
 def test_default_schedule_lasts_64_per_cent_of_the_training():
     pruner = gp.GibbsPruner(small_net())
-    assert pruner.schedule == gp.LogSchedule(0.7, 1e4, 128)
-    assert gp.GibbsPruner(small_net(), epochs=50).schedule == gp.LogSchedule(0.7, 1e4, 32)
+    assert pruner.schedule == gp.LogSchedule(3.0, 1e4, 128)  # in units of the threshold
+    assert gp.GibbsPruner(small_net(), epochs=50).schedule == gp.LogSchedule(3.0, 1e4, 32)
+    assert gp.GibbsPruner(small_net(), hamiltonian="square").schedule == gp.LogSchedule(0.7, 1e4, 128)  # the paper's
 
 
 def test_infinite_beta_draws_the_converged_masks():

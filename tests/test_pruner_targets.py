@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import gibbsprune as gp
 from gibbsprune.masking import stored_weight
+from gibbsprune.shrinking import shrunk_mask
 from gibbsprune.threshold import kept_count
 
 
@@ -156,6 +157,41 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
         torch.testing.assert_close(stored.grad, wanted, rtol=2e-4, atol=1e-7)
     if kind == "sign":
         assert torch.equal(grads["law"], grads["masked"])
+
+
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+def test_shrunk_survivors(structure: str) -> None:
+    """Forward the weight shrunk by the threshold, the gradient straight through it; eval and the end are the same."""
+    x, y = data()
+    model = network(4)
+    pruner = gp.GibbsPruner(
+        model,
+        0.6,
+        structure,
+        schedule=gp.ConstantSchedule(math.inf),
+        gradient="straight-through",
+        survivors="shrunk",
+    )
+    plain = network(4)
+    for name in pruner.masks:
+        w = stored_weight(model.get_submodule(name)).detach()
+        left = w * shrunk_mask(w, pruner._drawing.sites[name].sparsity, structure)
+        torch.testing.assert_close(model.get_submodule(name).weight, left)
+        plain.get_submodule(name).weight.data.copy_(left)  # type: ignore[union-attr,operator]
+    F.cross_entropy(model(x), y).backward()
+    F.cross_entropy(plain(x), y).backward()
+    for name in pruner.masks:
+        torch.testing.assert_close(
+            stored_weight(model.get_submodule(name)).grad,
+            plain.get_submodule(name).weight.grad,  # type: ignore[union-attr]
+        )
+    with torch.no_grad():
+        training = model(x)
+        torch.testing.assert_close(model.eval()(x), training)
+        torch.testing.assert_close(torch.compile(model, backend="eager")(x), training)
+        torch.testing.assert_close(pruner.finalize()(x), training)
+    with pytest.raises(gp.UserError, match="survivors is 'half'"):
+        gp.GibbsPruner(network(), 0.5, survivors="half")
 
 
 def test_the_gradient_of_a_law_needs_independent_weights() -> None:

@@ -40,7 +40,8 @@ def test_every_possible_combination_is_accepted(structure):
         (
             {"method": "magic"},
             "method is 'magic': allowed are 'gibbs', 'dense', 'l1', 'magnitude', 'lottery', 'targeted-dropout', "
-            "'filter-l1', 'thinet', 'random-mask', 'reinit', 'gradual', 'feedback'",
+            "'filter-l1', 'thinet', 'random-mask', 'reinit', 'gradual', 'feedback', 'rigl', "
+            "'lr-rewinding', 'str'",
         ),
         ({"structure": "row"}, f"structure is 'row': allowed are {ALLOWED}"),
         ({"precision": "half"}, "precision is 'half': allowed are 'auto', 'float32', 'bfloat16'"),

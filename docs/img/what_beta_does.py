@@ -25,7 +25,7 @@ def main(path: Path) -> None:
     for beta, colour in zip(BETAS, COLOURS):
         keep = torch.sigmoid(-2 * beta * (q - field).double())
         axes["law"].plot(field, keep, color=colour, linewidth=1.8, label=f"β = {beta:,g}")
-        mask = gp.sample(weight, sparsity=SPARSITY, beta=beta, generator=generator)[0]
+        mask = gp.sample(weight, "square", sparsity=SPARSITY, beta=beta, generator=generator)[0]
         picture = axes[beta]
         picture.imshow(mask, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         same = float((mask == converged).float().mean())

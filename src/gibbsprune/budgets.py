@@ -29,6 +29,7 @@ from .errors import UserError
 from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
+from .site import Site
 from .structures import Structure, as_structure
 from .threshold import kept_count
 
@@ -109,7 +110,7 @@ class Budget:
         """Groups of ``round_to`` neighbourhoods in the order of their priority, until the budget is spent."""
         step, priorities, costs, owners = self.round_to, [], [], []
         for index, (layer, mean, low) in enumerate(zip(layers, means, least)):
-            score = self._priority(np.sort(mean.detach().double().cpu().numpy())[::-1], layer)
+            score = self._priority(mean.detach().double().sort(descending=True).values.cpu().numpy(), layer)
             heads = np.arange(0, layer.count, step)
             sizes = np.diff(np.append(heads, layer.count))
             group = np.add.reduceat(score, heads) / sizes
@@ -174,6 +175,11 @@ class Targets:
             return targets(given, names)
         keeps = given.keeps(list(self.shares.values()), means(), epoch)
         return {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+
+
+def site_shares(sites: Mapping[str, Site]) -> dict[str, Share]:
+    """Sites as a budget of weights knows them."""
+    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}
 
 
 def shares_of(

@@ -205,6 +205,20 @@ def optional(parser: Parser) -> Parser:
     return parse
 
 
+def or_word(parser: Parser, word: str) -> Parser:
+    """A word, or what ``parser`` accepts."""
+
+    def parse(value: Any) -> Any:
+        if value == word:
+            return word
+        try:
+            return parser(value)
+        except Refused as error:
+            raise Refused(f"{error}, and {word!r}") from None
+
+    return parse
+
+
 def _float(value: Any) -> float | None:
     """The value as a finite float, or None where it is not one; booleans are not numbers here."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

@@ -24,6 +24,7 @@ class Drawing:
         sites: how, by the same names.
         pruned: the names of those that lose anything at all, now or later.
         gradient: what reaches a masked weight (see :mod:`gibbsprune.masking`).
+        survivors: what is left of the others.
         seed: of the random streams.
         sweeps: of the chromatic sampler.
     """
@@ -35,6 +36,7 @@ class Drawing:
         sites: Mapping[str, Site],
         pruned: set[str],
         gradient: str,
+        survivors: str,
         seed: int,
         sweeps: int,
     ) -> None:
@@ -44,13 +46,13 @@ class Drawing:
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
         self.masks = {
-            name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient)  # type: ignore[arg-type]
+            name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient, survivors)  # type: ignore[arg-type]
             for name, module in self.layers.items()
         }
         for name, module in self.layers.items():
             attach(module, self.masks[name])
             rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
-        own = ("mask", "converged", "extra")
+        own = ("mask", "converged", "extra", "lost")
         leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
 
     def check(self) -> None:
@@ -72,7 +74,7 @@ class Drawing:
         """Fresh masks; ``again`` from the random numbers of the draw before, else from the stream of that step on."""
         for names, masks in self._sampled(beta, steps, again, last=False):
             torch._foreach_copy_([self.masks[name].mask for name in names], masks)
-            self.fill_gradients(names, beta)
+            self.fill(names, beta)
 
     @torch.no_grad()
     def final(self, beta: float, steps: int) -> dict[str, Tensor]:
@@ -108,9 +110,11 @@ class Drawing:
         return found
 
     @torch.no_grad()
-    def fill_gradients(self, names: tuple[str, ...], beta: float) -> None:
-        """What the gradient is multiplied by beyond the mask."""
+    def fill(self, names: tuple[str, ...], beta: float) -> None:
+        """What survivors lose, and what the gradient is multiplied by beyond the mask."""
         layers = [self.masks[name] for name in names]
+        if lost := [layer.lost for layer in layers if layer.lost is not None]:
+            torch._foreach_copy_(lost, self._law(names).lost(self._weights(names)))
         places = [layer.extra for layer in layers if layer.extra is not None]
         if not places:
             return
@@ -151,8 +155,12 @@ class Drawing:
 
     def take_off(self, masks: Mapping[str, Tensor]) -> None:
         """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
+        lost: dict[str, Tensor] = {}
+        if masks and any(masked.lost is not None for masked in self.masks.values()):
+            for names in self.by_device():
+                lost.update(zip(names, self._law(names).lost(self._weights(names))))
         for name, module in self.layers.items():
-            burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)))
+            burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)), lost.get(name))
             rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
 
 

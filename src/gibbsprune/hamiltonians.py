@@ -223,9 +223,16 @@ def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
     return bool({structure.name, structure.family} & set(hamiltonian.structures))
 
 
+#: Those of them that are best, in units of the threshold: taken where none is named, so that nobody has to choose a β.
+RELATIVE: dict[str, Hamiltonian] = {
+    "quadratic": Quadratic(1.0, relative=True),
+    "square": Linear("square", relative=True),
+}
+
+
 def as_hamiltonian(hamiltonian: str | Hamiltonian | None, structure: Structure) -> Hamiltonian:
-    """A Hamiltonian from its name, object or None (the structure's default), checked against the structure."""
-    given = possible(structure)[0] if hamiltonian is None else hamiltonian
+    """A Hamiltonian from its name, object or None (the structure's best, relative), checked against the structure."""
+    given = RELATIVE[possible(structure)[0]] if hamiltonian is None else hamiltonian
     chosen = HAMILTONIANS.get(given) if isinstance(given, str) else given
     if not isinstance(chosen, Hamiltonian):
         raise bad("hamiltonian", given, f"{listed(HAMILTONIANS)} and Hamiltonian objects")
@@ -246,7 +253,7 @@ def energy(
     Args:
         mask: True keeps, of the weight's shape or with leading dimensions.
         weight: of the layer.
-        hamiltonian: an object or a name; None for the structure's best.
+        hamiltonian: an object or a name; None for the structure's best, relative to the threshold.
         structure: an object or a name, as in :mod:`gibbsprune.structures`.
         sparsity: the fraction to remove, which gives the threshold Q; None for 0.9, or for that of a pattern N:M.
 

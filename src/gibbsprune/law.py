@@ -20,6 +20,7 @@ from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .lanes import Lanes
 from .limited import Limited
 from .samplers import SWEEPS, Rows, Source, draw, kernel
+from .shrinking import lost_share
 from .site import Site
 from .stacks import Stack
 from .structures import Structure, as_structure, given_sparsity
@@ -128,6 +129,14 @@ class Law:
             group.scatter(group.converged(weights), masks)
         return masks
 
+    def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The share of its value that every weight loses where survivors are shrunk by the threshold."""
+        shares: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        for group in self.groups:
+            if isinstance(group, _Group):  # survivors of limited neighbourhoods stay whole
+                group.scatter(group.lost(weights), shares)
+        return shares
+
 
 class _Group(Stack):
     """Sites whose neighbourhoods are kept or removed whole."""
@@ -211,6 +220,13 @@ class _Group(Stack):
         keep = (-2 * field).sigmoid_()
         return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
 
+    def lost(self, weights: Sequence[Tensor]) -> Tensor:
+        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
+        means = self.means(self.squares(weights))
+        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
+        lost = lost if self.segments.fixed else lost.masked_fill(self.segments.kept_whole(means.device), 0)
+        return lost[:, None].expand(-1, self.size)
+
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
         squares, means, threshold, scale, beta = columns
         field = self.hamiltonian.field(squares, means, threshold) * scale
@@ -236,7 +252,7 @@ def sample(
 
     Args:
         weight: of the layer.
-        hamiltonian: an object or a name; None for the structure's best.
+        hamiltonian: an object or a name; None for the structure's best, with β in units of the threshold.
         structure: an object or a name, as in :mod:`gibbsprune.structures`.
         sparsity: the fraction to remove; None for 0.9, or for the one of a pattern N:M.
         beta: the inverse temperature β.

@@ -8,6 +8,10 @@ masked            g·x: a masked weight gets none that step (the paper)
 straight-through  g: every stored weight gets it (dynamic pruning with feedback, Lin et al. 2020)
 law               g·x + g·w ∂P/∂w with P the probability of keeping: a weight whose presence lowers the loss grows
 ================  ==============================================================================================
+
+Survivors keep their whole value (the paper), or are shrunk by the threshold, w·x·(1 − √(Q/w̄²)), so that a weight comes
+and goes at zero, and no mask that changes is a jump of the network (straight-through gradients with that are ST-3,
+Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
-from .site import GRADIENTS
+from .shrinking import shrunk_mask
+from .site import GRADIENTS, SURVIVORS
 from .structures import Structure, as_structure, is_ours
 from .threshold import converged_mask
 
@@ -32,22 +37,28 @@ from .threshold import converged_mask
 class Masked(nn.Module):
     """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps.
 
-    ``extra`` is what the gradient is multiplied by beyond the mask, None for nothing; its owner fills it, too.
+    ``extra`` is what the gradient is multiplied by beyond the mask, ``lost`` the share that a survivor loses of its
+    value, each None for nothing; the owner fills them, too.
     """
 
     mask: Tensor
     extra: Tensor | None
+    lost: Tensor | None
 
-    def __init__(self, weight: Tensor, gradient: str = "masked") -> None:
+    def __init__(self, weight: Tensor, gradient: str = "masked", survivors: str = "whole") -> None:
         super().__init__()
+        nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
         plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
-        more = None if plain else torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        self.register_buffer("extra", more, persistent=False)
+        self.register_buffer("extra", None if plain else nothing, persistent=False)
+        whole = check_one_of("survivors", survivors, SURVIVORS) == "whole"
+        self.register_buffer("lost", None if whole else nothing.clone(), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         masked = weight * self.mask
-        return masked if self.extra is None else masked + (weight - weight.detach()) * self.extra  # of value 0
+        if self.extra is not None:
+            masked = masked + (weight - weight.detach()) * self.extra  # of value 0
+        return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
@@ -63,10 +74,18 @@ class GibbsMasked(Masked):
 
     converged: Tensor
 
-    def __init__(self, weight: Tensor, structure: Structure, sparsity: float, gradient: str = "masked") -> None:
-        super().__init__(weight, gradient)
+    def __init__(
+        self,
+        weight: Tensor,
+        structure: Structure,
+        sparsity: float,
+        gradient: str = "masked",
+        survivors: str = "whole",
+    ) -> None:
+        super().__init__(weight, gradient, survivors)
         self.structure, self.sparsity = structure, sparsity
-        self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
+        like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
+        self.register_buffer("converged", torch.ones_like(like), persistent=False)
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -75,9 +94,9 @@ class GibbsMasked(Masked):
         kind = self.structure
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * _Converged.apply(weight, self.sparsity, kind)
+            return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return weight * converged_mask(weight, self.sparsity, kind)
+            return weight * _limit(weight, self.sparsity, kind, self.lost is not None)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else _refresh
         bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.spelling, kind.transposed, kind.groups)
@@ -88,8 +107,8 @@ class _Converged(torch.autograd.Function):
     """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
 
     @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure) -> Tensor:
-        return converged_mask(weight, sparsity, structure)
+    def forward(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
+        return _limit(weight, sparsity, structure, shrunk)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -97,15 +116,20 @@ class _Converged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, None
+        return None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, int]:
-        return torch.stack([_Converged.apply(w, sparsity, structure) for w in weight.movedim(in_dims[0], 0)]), 0
+    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
+        return torch.stack([_Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
+
+
+def _limit(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
+    """What a weight is multiplied by in the limit: x_cvg, or what it leaves of survivors that are shrunk."""
+    return (shrunk_mask if shrunk else converged_mask)(weight, sparsity, structure)
 
 
 def _refresh(
@@ -122,7 +146,7 @@ def _refresh(
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
     kind = replace(as_structure(structure), transposed=transposed, groups=groups)
-    converged.copy_(converged_mask(weight, sparsity, kind))
+    converged.copy_(_limit(weight, sparsity, kind, converged.is_floating_point()))
     seen[: len(now)] = torch.tensor(now)
 
 
@@ -228,8 +252,10 @@ def _own_class(module: nn.Module) -> None:
     module.__class__ = type(cls.__name__, cls.__bases__, content)
 
 
-def burn(module: nn.Module, mask: Tensor) -> None:
+def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None) -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
+
+    Survivors lose the share ``lost`` of their value.
 
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
@@ -237,6 +263,8 @@ def burn(module: nn.Module, mask: Tensor) -> None:
     weight = stored_weight(module)
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
+        if lost is not None:
+            weight.mul_(1 - cut_like(lost, weight))
     with plain_class(module):
         _own_class(module)
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)

@@ -23,7 +23,7 @@ from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, layer_site
+from .site import Site, check_gradient, check_survivors, layer_site
 from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import mean_squares
@@ -49,8 +49,10 @@ class GibbsPruner:
             name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
             all layers together.
         structure: ``"weight"``, ``"kernel"``, ``"filter"``, ``"2:4"`` or another of :mod:`gibbsprune.structures`.
-        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
-            best: ``Linear("square")`` where single weights are decided on, else ``Quadratic(0.01)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
+            for the structure's best with β in units of the threshold, so that one schedule suits every network:
+            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
+            relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates (see
             :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
@@ -61,6 +63,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
             (see :mod:`gibbsprune.masking`).
+        survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
+            that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of the chromatic sampler.
@@ -81,6 +85,7 @@ class GibbsPruner:
         *,
         epochs: int = 200,
         gradient: str = "masked",
+        survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
         check_ranks: int = 100,
@@ -100,6 +105,7 @@ class GibbsPruner:
         self._targets = self._now = self._plan.at(math.inf, self._means)
         sites = {name: self._site(name, kind, sampler) for name in self._layers}
         check_gradient(gradient, sites.values())
+        check_survivors(survivors, kind)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -110,7 +116,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -288,4 +294,4 @@ class GibbsPruner:
         for device, stream_state in saved.generators.items():
             self._drawing.generator(device, self.steps).set_state(stream_state)
         for names in self._drawing.by_device():
-            self._drawing.fill_gradients(names, self.beta)
+            self._drawing.fill(names, self.beta)

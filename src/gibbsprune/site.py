@@ -18,6 +18,8 @@ from .threshold import kept_count, position
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
 GRADIENTS = ("masked", "straight-through", "law")
+#: What a mask leaves of the weights that it keeps.
+SURVIVORS = ("whole", "shrunk")
 
 
 @dataclass(frozen=True)
@@ -127,3 +129,10 @@ def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
         if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
             kinds = f"{site.hamiltonian!r} and {site.structure.plural}"
             raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")
+
+
+def check_survivors(survivors: str, structure: Structure) -> None:
+    """What a layer's threshold shrinks must be compared with it."""
+    check_one_of("survivors", survivors, SURVIVORS)
+    if survivors != "whole" and structure.limited:
+        raise bad("survivors", survivors, f"'whole' with structure {structure.spelling!r}")

@@ -1,7 +1,7 @@
 """A comparison of methods: the sweep that it is, and the folder it leaves.
 
-``magnitude``, ``filter-l1`` and ``thinet`` start from the comparison's dense run of the same seed, ``reinit`` from the
-masks of its Gibbs run.
+``magnitude``, ``filter-l1``, ``thinet`` and ``lr-rewinding`` start from the comparison's dense run of the same seed,
+``reinit`` from the masks of its Gibbs run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .orders import Orders
 LARGEST = 32
 
 #: Trained besides the methods themselves.
-VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping",)}
+VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping", "targeted-dropout:ramp=authors")}
 
 #: Methods that can share the dense run.
-FROM_DENSE = ("magnitude", "filter-l1", "thinet")
+FROM_DENSE = ("magnitude", "filter-l1", "thinet", "lr-rewinding")
 
 
 @dataclass(frozen=True)

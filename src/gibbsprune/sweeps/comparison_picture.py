@@ -24,6 +24,9 @@ STYLES = {
     "targeted-dropout": ("#56B4E9", "v"),
     "gradual": ("#E69F00", "^"),
     "feedback": ("#A04000", "P"),
+    "rigl": ("#5A2A82", "h"),
+    "lr-rewinding": ("#1B4F72", "p"),
+    "str": ("#145A32", "d"),
     "random-mask": (GREY, "x"),
     "reinit": ("#7A5C00", "+"),
 }

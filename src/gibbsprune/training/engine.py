@@ -66,6 +66,9 @@ class Engine:
         for name in self.network.masks:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
+        for level in self.network.levels.values():
+            own = [found[1] if (found := s.how.shrinking(s)) else 0.0 for s in specs]
+            self.optimizer.decay_of(level).copy_(torch.tensor(own))
         self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
@@ -87,7 +90,7 @@ class Engine:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """One step; values that a method wants back later are put aside after it."""
+        """One step, and what methods do after it: put values aside that they want back later, exchange masks."""
         self._advance()
         self.done += 1
         for run in self.replicas:
@@ -95,6 +98,9 @@ class Engine:
                 self.step.join()
                 self.ranks.average_(self.network.buffers().values())
                 run.put_aside(run.spec.how.keeps[0])
+            if run.every is not None and self.done % run.every == 0:
+                self.step.join()
+                run.spec.how.after_step(run, self.done, run.spec.own_epochs * self.batches.steps)
 
     def _advance(self) -> None:
         """A step in which layers that draw from torch's global generator, such as dropout, draw the run's own."""
@@ -194,6 +200,7 @@ class Engine:
         """Test accuracy and loss of each run with the given masks, by default :meth:`Masks.limits`."""
         self.step.join()
         self.network.set_masks(self.masks.limits() if masks is None else masks)
+        self.masks.shrink()
         self.network.model.eval()
         loss, correct = torch.zeros(self.runs, device=self.device), torch.zeros(self.runs, device=self.device)
         parts = list(zip(*(part.split(EVALUATION_BATCH) for part in self.test)))

@@ -164,6 +164,7 @@ class Fleet:
         engine, i = self.home[k]
         if self.final is not None:
             return engine.network.extract(i, self.arrays, self.final[k])
+        engine.masks.shrink()
         masks = {name: mask for (name, run, _), mask in zip(engine.network.sites, engine.masks.limits()) if run == i}
         return engine.network.extract(i, self.arrays, masks)
 
@@ -257,7 +258,7 @@ class Fleet:
 
 
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
-    total = sum(p.numel() for p in engine.network.model.parameters()) // engine.runs
+    total = engine.network.size()
     layers: list[dict[str, Any]] = []
     for name, site in engine.network.names[k].items():
         weights, kept = masks[name].numel(), int(masks[name].sum())

@@ -191,7 +191,10 @@ def _check_coverage(fused: nn.Module, runs: int) -> None:
 
 def share(tensor: Tensor, run: int, runs: int) -> Tensor:
     """Run k's part of a fused parameter or buffer, as a view; scalars are common to all."""
-    return tensor.chunk(runs)[run] if tensor.dim() and runs > 1 else tensor
+    if not tensor.dim() or runs == 1:
+        return tensor
+    size = len(tensor) // runs
+    return tensor.narrow(0, run * size, size)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from ..data.arrays import Arrays
 from ..masking import Masked, attach, stored_weight
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
+from .shrinking import OFF, Shrunk, shrink
 from .sites import run_sites
 from .spec import RunSpec
 
@@ -31,16 +33,32 @@ class MaskedNetwork:
         self.model.to(device)
         self.masks: dict[str, Tensor] = {}
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
+        self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
+        self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
+        shrinks = any(s.how.shrinking(s) for s in specs)
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
+        survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
-            attach(module, masked := Masked(module.weight, gradient))  # type: ignore[arg-type]
+            weight = cast(nn.Parameter, module.weight)
+            masked = self._shrunk(name, weight, gradient, survivors) if shrinks else Masked(weight, gradient, survivors)
+            attach(module, masked)
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
+            if masked.lost is not None:
+                self.lost[name] = masked.lost
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
+
+    def _shrunk(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Shrunk:
+        """A layer of which some runs learn a soft threshold."""
+        starts = [found[0] if (found := s.how.shrinking(s)) and name in own else OFF
+                  for s, own in zip(self.specs, self.names)]  # fmt: skip
+        masked = Shrunk(weight, gradient, torch.tensor(starts), survivors)
+        self.levels[name] = masked.level
+        return masked
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, K, classes) of images (B, K·C, H, W), in mixed precision."""
@@ -62,6 +80,10 @@ class MaskedNetwork:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         return parameters, [everywhere or id(p) in convolutions for p in parameters]
 
+    def size(self) -> int:
+        """The number of parameters of one run, without what its method learns beside them."""
+        return sum(p.numel() for p in self.model.parameters()) // self.runs - len(self.levels)
+
     def stored(self, name: str) -> nn.Parameter:
         """The weight of a pruned layer, of all runs."""
         return stored_weight(self.model.get_submodule(name))
@@ -82,29 +104,37 @@ class MaskedNetwork:
 
     def buffers(self) -> dict[str, Tensor]:
         """Batch-norm statistics; masks are drawn anew at every step, or held."""
-        masks = {id(buffer) for buffer in (*self.masks.values(), *self.extras.values())}
+        masks = {id(buffer) for part in self.model.modules() if isinstance(part, Masked) for buffer in part.buffers()}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
     def run_state(self, k: int) -> dict[str, Tensor]:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
         state = self.model.state_dict(keep_vars=True)
         held = {id(mask) for mask in self.masks.values()}
-        masks = {name for name, tensor in state.items() if id(tensor) in held}
+        masks, levels = (
+            {name for name, tensor in state.items() if id(tensor) in held},
+            set(map(id, self.levels.values())),
+        )
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
         plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
         return {
             plain.get(name, name): share(tensor.detach(), k, self.runs)
             for name, tensor in state.items()
-            if name not in masks
+            if name not in masks and id(tensor) not in levels
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
-        """Run k as an ordinary model on the CPU, with the given masks burnt in."""
+        """Run k as an ordinary model on the CPU, with the given masks burnt in, and what survivors lose."""
         model = new_model(self.specs[k], arrays)
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
             for name, mask in masks.items():
-                model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
+                weight = model.get_submodule(name).get_parameter("weight")
+                if name in self.levels:
+                    weight.copy_(shrink(weight, self.levels[name][k].cpu()))
+                weight.mul_(mask.cpu())
+                if name in self.lost:
+                    weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())
         return model.eval()
 
 

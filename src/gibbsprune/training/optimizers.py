@@ -32,6 +32,7 @@ class FlatOptimizer:
         sizes = [p.numel() for p in self.parameters]
         self.values = torch.cat([p.detach().reshape(-1).float() for p in self.parameters])
         self.grads = torch.zeros_like(self.values)
+        self.starts = {id(p): sum(sizes[:i]) for i, p in enumerate(self.parameters)}
         for parameter, value in zip(self.parameters, self.values.split(sizes)):
             parameter.data = value.view(parameter.shape)
         # The run of every element: inside a fused tensor the runs follow one another.
@@ -65,9 +66,16 @@ class FlatOptimizer:
         """The decay of one of the parameters, element by element, as it is used."""
         return self._part(self.decay, parameter)
 
+    def gradient_of(self, parameter: Tensor) -> Tensor:
+        """The loss's gradient of the last step at one of the parameters."""
+        return self._part(self.grads, parameter).view_as(parameter)
+
+    def moments_of(self, parameter: Tensor) -> list[Tensor]:
+        """The moments of one of the parameters, as they are used."""
+        return [self._part(tensor, parameter).view_as(parameter) for tensor in self.state.values()]
+
     def _part(self, flat: Tensor, parameter: Tensor) -> Tensor:
-        parts = flat.split([p.numel() for p in self.parameters])
-        return next(part for own, part in zip(self.parameters, parts) if own is parameter)
+        return flat.narrow(0, self.starts[id(parameter)], parameter.numel())
 
     def compile(self) -> None:
         """The update as one compiled kernel."""

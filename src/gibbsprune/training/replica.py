@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 from ..samplers import stream
 from ..site import Site
 from ..structures import check_mask
+from ..threshold import Segments
 from .finished import Finished
+from .fuse import share
+from .shrinking import shrink
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -27,6 +31,7 @@ class Replica:
         if source is not None:
             self.spec.how.check_source(self.spec, source, self.sites)
         self.save_at = self.spec.how.save_at(self.spec, self.spec.phases[0].epochs * engine.batches.steps)
+        self.every = self.spec.how.every(self.spec)
         self.saved: dict[str, Tensor] = {}
         for what in self.spec.how.keeps:
             self.put_aside(what)
@@ -34,8 +39,8 @@ class Replica:
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The stored weight of every pruned layer."""
-        stored = self.engine.network.weights()
-        return {name: stored[i] for name, i in self.places.items()}
+        network = self.engine.network
+        return {name: share(network.stored(name).detach(), self.k, network.runs) for name in self.sites}
 
     @property
     def masks(self) -> Mapping[str, Tensor]:
@@ -47,9 +52,37 @@ class Replica:
         site: Site = self.sites[name]
         self.engine.masks.held[self.places[name]].copy_(check_mask(mask, site.shape))
 
-    def stream(self, what: str) -> torch.Generator:
-        """A random stream of the run, from its beginning."""
-        return stream(self.spec.seed, what)
+    @property
+    def gradients(self) -> Mapping[str, Tensor]:
+        """The gradient of the last step at the stored weight of every pruned layer."""
+        network, of = self.engine.network, self.engine.optimizer.gradient_of
+        return {name: share(of(network.stored(name)), self.k, network.runs) for name in self.sites}
+
+    @property
+    def shrunk(self) -> Mapping[str, Tensor]:
+        """The weight of every pruned layer with the soft threshold that it has learned."""
+        levels = self.engine.network.levels
+        return {name: shrink(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The neighbourhoods of the run's layers, one layer after another."""
+        return Segments([site.count for site in self.sites.values()], [site.sparsity for site in self.sites.values()])
+
+    @torch.no_grad()
+    def exchange(self, masks: Mapping[str, Tensor]) -> None:
+        """Gives layers other masks within an epoch. What has not been active before starts from zero, moments too."""
+        engine, held = self.engine, self.masks
+        for name, mask in masks.items():
+            stored, idle = engine.network.stored(name), ~(held[name] & mask)
+            for values in (stored, *engine.optimizer.moments_of(stored)):
+                share(values.detach(), self.k, engine.runs).masked_fill_(idle, 0)
+            self.hold(name, mask)
+            share(engine.network.masks[name], self.k, engine.runs).copy_(mask)
+
+    def stream(self, what: str, *more: int) -> torch.Generator:
+        """A random stream of the run, from its beginning; ``more`` numbers make further ones of its kind."""
+        return stream(self.spec.seed, what, "cpu", *more)
 
     def values(self) -> dict[str, Tensor]:
         """All parameters and batch-norm statistics of the run, views; not what all runs of an engine share."""

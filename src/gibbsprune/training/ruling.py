@@ -8,15 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..budgets import Share, Targets
+from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..site import Site
 from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rule
+from .methods import Rising, Rule
 from .spec import RunSpec
 
 
@@ -38,19 +37,23 @@ class Masks:
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
         self.sparsities = [site.sparsity for site in sites]
-        given = {k: Targets(s.how.target(s), _shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
+        given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
         drawn = {sites[i].run for _, places in self.rules for i in places}
-        gradients = [spec.how.gradient(spec) if k in drawn else "masked" for k, spec in enumerate(specs)]
+        gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law"]
+        self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
+        self.shrunk = {k for k, spec in enumerate(specs) if k in drawn and spec.how.survivors(spec) == "shrunk"}
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def set_levels(self, epoch: int) -> list[float]:
-        """The runs' levels in an epoch."""
+        """The runs' levels in an epoch, and whatever else of their rules follows it."""
         values = [level(epoch) for level in self.levels]
         self.betas.copy_(torch.tensor(values, dtype=torch.float64))
+        for rule, _ in self.rules:
+            if isinstance(rule, Rising):
+                rule.set_epoch(epoch)
         return values
 
     def set_decays(self, decays: Mapping[str, Tensor]) -> None:
@@ -95,6 +98,7 @@ class Masks:
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
+        self.shrink(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
@@ -110,6 +114,18 @@ class Masks:
                     name, k, _ = self.network.sites[i]
                     if k in self.pulled:
                         share(self.network.extras[name], k, runs).copy_(pull)
+
+    @torch.no_grad()
+    def shrink(self, weights: Sequence[Tensor] | None = None) -> None:
+        """What survivors lose, from the weights as they are now."""
+        weights, runs = weights or self.network.weights(), self.network.runs
+        for rule, places in self.rules if self.shrunk else ():
+            mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
+            if mine and isinstance(rule, Law):
+                lost = rule.lost([weights[i] for i in places])
+                names = [self.network.sites[places[n]][:2] for n in mine]
+                views = [share(self.network.lost[name], k, runs) for name, k in names]
+                torch._foreach_copy_(views, [lost[n] for n in mine])
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:
@@ -143,7 +159,3 @@ class Masks:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
         drawn = set(self.limited)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]
-
-
-def _shares(sites: Mapping[str, Site]) -> dict[str, Share]:
-    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}

@@ -11,18 +11,21 @@ from .gradual import Gradual
 from .l1 import L1
 from .lottery import Lottery
 from .magnitude import Magnitude
-from .method import Method, Phase, Rule, Setting
+from .method import Method, Phase, Rising, Rule, Setting
 from .random_mask import RandomMask
 from .reinit import Reinit
+from .rewinding import Rewinding
+from .rigl import RigL
+from .soft_threshold import SoftThreshold
 from .targeted_dropout import TargetedDropout
 from .thinet import ThiNet
 
-__all__ = ["METHODS", "Method", "Phase", "Rule", "Setting", "method"]
+__all__ = ["METHODS", "Method", "Phase", "Rising", "Rule", "Setting", "method"]
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual(), Feedback())
+              Reinit(), Gradual(), Feedback(), RigL(), Rewinding(), SoftThreshold())
 }  # fmt: skip
 
 

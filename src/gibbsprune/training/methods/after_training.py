@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...checks import number, optional, text
+from ...checks import bad, number, optional, or_word, text
 from ...errors import UserError
 from ...site import Site
-from .method import Method, Phase, Setting, training
+from .method import REWIND, Method, Phase, Setting, training
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 #: of 22 steps, the best of 0.01, 0.1 and 0.3 on images held out of the training set (two seeds).
 SHARES = {"digits": 0.3}
 
-TUNE_RATE = Setting(number(0, above=True), "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3)",
+TUNE_RATE = Setting(or_word(number(0, above=True), REWIND),
+                    "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3), or 'rewind': training's last",
                     lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr, "lr")  # fmt: skip
 SOURCE = Setting(optional(text()), "start from this finished dense run instead of training one",
                  lambda spec: None, "from.")  # fmt: skip
@@ -43,6 +44,11 @@ def check_recipe(spec: RunSpec, other: RunSpec) -> None:
 
 class AfterTraining(Method):
     """Training, or nothing with ``from``, then the phases of :meth:`tunes`, before each of which is pruned."""
+
+    def check(self, spec: RunSpec) -> None:
+        epochs, most = spec.setting("tune_epochs"), training(spec).epochs
+        if spec.setting("tune_rate") == REWIND and epochs > most:
+            raise bad("tune_epochs", epochs, f"the {most} epochs of training at most, with tune_rate {REWIND!r}")
 
     def phases(self, spec: RunSpec) -> list[Phase]:
         start = Phase("start", 0, training(spec).rate) if spec.setting("from") else training(spec)

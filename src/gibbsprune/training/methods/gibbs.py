@@ -6,6 +6,7 @@ the family is gradual magnitude pruning: a sparsity that rises, at zero temperat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ...checks import bad, choice, number
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from ...law import Law
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
-from ...site import GRADIENTS, Site, check_gradient
+from ...site import GRADIENTS, SURVIVORS, Site, check_gradient, check_survivors
 from ...structures import KINDS, as_structure
 from .method import Method, Setting
 
@@ -45,6 +46,10 @@ class Gibbs(Method):
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             lambda spec: "masked", ""),
+        "survivors": Setting(choice(*SURVIVORS), "gibbs: what is left of a weight that is kept (whole)",
+                             lambda spec: "whole", ""),
+        "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
+                               lambda spec: "annealed", "t."),
         "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
     }  # fmt: skip
 
@@ -54,6 +59,7 @@ class Gibbs(Method):
         if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
             raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
         check_allocation(spec)
+        check_survivors(self.survivors(spec), as_structure(spec.structure))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         for site in sites:
@@ -61,6 +67,8 @@ class Gibbs(Method):
         return Law(sites, lanes=device.type == "cuda")
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
+        if spec.setting("temperature") == "zero":
+            return lambda epoch: math.inf
         beta = schedule(spec, [site.count * site.size for site in sites])
         return lambda epoch: beta(epoch // spec.stretch)
 
@@ -69,6 +77,9 @@ class Gibbs(Method):
 
     def gradient(self, spec: RunSpec) -> str:
         return str(spec.setting("gradient"))
+
+    def survivors(self, spec: RunSpec) -> str:
+        return str(spec.setting("survivors"))
 
     def fading(self, spec: RunSpec) -> float:
         return float(spec.setting("fading"))

@@ -1,7 +1,8 @@
 """Zhu & Gupta 2017: the sparsity of magnitude pruning rises with a cubic schedule while the network trains.
 
 s(t) = p·(1 − (1 − t)³), t from 0 to 1 over the first epochs; the mask is renewed before every epoch, from all weights,
-so that one that was pruned may come back. Of N:M the N falls from M, as far as s(t) has come.
+so that one that was pruned may come back. Layers share the sparsity equally, or as another ``allocation`` says. Of N:M
+the N falls from M, as far as s(t) has come.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from ...checks import number
 from ...schedules import ANNEALED
 from ...structures import KINDS
 from ...threshold import converged_mask
+from .gibbs import ALLOCATION, check_allocation
+from .magnitude import share_largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..replica import Replica
+    from ..spec import RunSpec
 
 
 class Gradual(Method):
@@ -28,17 +32,24 @@ class Gradual(Method):
             f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
             lambda spec: ANNEALED,
             "u",
-        )
+        ),
+        "allocation": ALLOCATION,
     }
+
+    def check(self, spec: RunSpec) -> None:
+        check_allocation(spec)
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
         sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
         if epoch >= ramp:
             return  # the mask stays
-        for name, site in run.sites.items():
+        limited = {name: site for name, site in run.sites.items() if site.structure.limited}
+        for name, site in limited.items():
             eased = site.structure.eased(sparsity, site.shape)
             run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
+        if not limited:
+            share_largest(run, sparsity, run.spec.setting("allocation"))
 
 
 def cubic(sparsity: float, t: float) -> float:

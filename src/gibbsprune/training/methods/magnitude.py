@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from ...budgets import Budget, Targets, site_shares
 from ...checks import whole
 from ...site import Site
-from ...threshold import keep_largest, kept_count
+from ...threshold import keep_largest, kept_count, mean_squares
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
 
@@ -64,3 +65,23 @@ def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = N
         scores = scores.masked_fill(~site.structure.rows(left.cpu())[:, 0], -1)
     kept = keep_largest(scores, kept_count(sparsity, site.count))
     return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)
+
+
+def share_largest(run: Replica, sparsity: float, allocation: str, back: bool = True) -> None:
+    """Gives every layer the mask of its largest neighbourhoods, at its share of the network's sparsity.
+
+    Args:
+        run: whose layers.
+        sparsity: of the network.
+        allocation: how layers share it (:mod:`gibbsprune.budgets`).
+        back: whether what has been pruned may come back.
+    """
+    weights, masks = run.weights, run.masks
+    means = {
+        name: mean_squares(weights[name] if back else weights[name] * masks[name], site.structure)
+        for name, site in run.sites.items()
+    }
+    given = sparsity if allocation == "uniform" else Budget(sparsity, allocation=allocation)
+    shared = Targets(given, site_shares(run.sites)).at(0, lambda: list(means.values()))
+    for name, site in run.sites.items():
+        run.hold(name, largest(means[name], site, shared[name], None if back else masks[name]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ..finished import Finished
     from ..replica import Replica
     from ..spec import RunSpec
+
+
+#: In place of a learning rate: those of the last epochs of training.
+REWIND = "rewind"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,13 @@ class Rule(Protocol):
     def draw(
         self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
     ) -> list[Tensor]: ...
+
+
+@runtime_checkable
+class Rising(Rule, Protocol):
+    """A rule of which more than the level changes from epoch to epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
 
 
 class Method:
@@ -102,8 +113,12 @@ class Method:
         return spec.sparsity
 
     def gradient(self, spec: RunSpec) -> str:
-        """What reaches a masked weight (:mod:`gibbsprune.masking`), where masks are drawn."""
+        """What reaches a masked weight (:mod:`gibbsprune.masking`); the law's own only where masks are drawn."""
         return "masked"
+
+    def survivors(self, spec: RunSpec) -> str:
+        """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
+        return "whole"
 
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
@@ -112,6 +127,10 @@ class Method:
     def penalty(self, spec: RunSpec) -> float:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
         return 0.0
+
+    def shrinking(self, spec: RunSpec) -> tuple[float, float] | None:
+        """Where the level s of a soft threshold σ(s) per layer starts that is learned, and its decay; None: none is."""
+        return None
 
     def save_at(self, spec: RunSpec, steps: int) -> int | None:
         """After how many steps, of ``steps`` in its first phase, the first of what the run ``keeps`` is put aside."""
@@ -123,6 +142,13 @@ class Method:
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         """Before every epoch, after :meth:`begin_phase`."""
 
+    def every(self, spec: RunSpec) -> int | None:
+        """After how many steps, again and again, :meth:`after_step` is called; None: never."""
+        return None
+
+    def after_step(self, run: Replica, step: int, steps: int) -> None:
+        """Between two steps, ``step`` of ``steps`` in all being done."""
+
 
 def training(spec: RunSpec) -> Phase:
     """The whole recipe."""
@@ -130,7 +156,13 @@ def training(spec: RunSpec) -> Phase:
                  lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
 
 
+def rewound(spec: RunSpec, epochs: int, name: str = "retrain") -> Phase:
+    """The last epochs of the recipe's learning rates once more (learning-rate rewinding, Renda et al. 2020)."""
+    whole = training(spec)
+    return Phase(name, epochs, lambda epoch: whole.rate(whole.epochs - epochs + epoch))
+
+
 def tuning(spec: RunSpec, epochs: int, name: str = "tune") -> Phase:
-    """Fine-tuning at a constant learning rate."""
-    rate = float(spec.setting("tune_rate"))
-    return Phase(name, epochs, lambda epoch: rate)
+    """Fine-tuning at a constant learning rate, or with learning rates rewound."""
+    rate = spec.setting("tune_rate")
+    return rewound(spec, epochs, name) if rate == REWIND else Phase(name, epochs, lambda epoch: float(rate))

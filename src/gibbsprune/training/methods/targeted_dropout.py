@@ -1,16 +1,21 @@
 """Targeted dropout (Gomez et al. 2019): at every step each of the fraction γ of lowest weights (kernels, filters) is
-dropped with probability α; at the end the lowest are pruned. Ramping: α rises linearly from 0 to the sparsity p."""
+dropped with probability α; at the end the lowest are pruned.
+
+Both are constant, or rise: with ``ramp="authors"`` as those of the method raise them, over a share of training, γ to
+0.95 of its last value in the first half of that and to all of it in the second, α linearly to 0.99; then both are held,
+so that the network trains with the mask that it ends with. ``ramping`` is one sentence of the Gibbs pruning paper: α
+rises linearly from 0 to the sparsity p by the end of training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...checks import flag, number
+from ...checks import choice, flag, number
 from ...errors import UserError
 from ...samplers import Source
 from ...site import Site
@@ -25,11 +30,15 @@ class TargetedDropout(Method):
     name = "targeted-dropout"
     about = "the lowest weights are dropped at random while training, and pruned at the end (Gomez et al.)"
     settings = {
-        "drop": Setting(number(0, 1), "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9)",
-                        lambda spec: 0.9 if spec.structure == "filter" else 0.75, "a"),
+        "drop": Setting(number(0, 1), "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9; "
+                        "0.99 with ramp 'authors')", lambda spec: default_drop(spec), "a"),
         "targeted": Setting(number(0, 1, below=True), "targeted-dropout: γ, the fraction targeted (the sparsity)",
                             lambda spec: spec.sparsity, "g"),
         "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", lambda spec: False, "ramping"),
+        "ramp": Setting(choice("none", "authors"), "targeted-dropout: 'authors': α and γ rise, then are held (none)",
+                        lambda spec: "none", "ramp."),
+        "until": Setting(number(0, 1, above=True), "targeted-dropout: share of training in which they rise (0.5)",
+                         lambda spec: 0.5, "u"),
     }  # fmt: skip
     ends_with = "converged"
 
@@ -38,26 +47,58 @@ class TargetedDropout(Method):
             raise UserError(
                 f"drop is {spec.setting('drop'):g}, but with ramping α rises to the sparsity; give one of them"
             )
+        if spec.setting("ramping") and spec.setting("ramp") != "none":
+            raise UserError(
+                "ramping is the paper's way and ramp 'authors' that of the method's authors; give one of them"
+            )
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Targeted:
-        return Targeted([replace(site, sparsity=specs[site.run].setting("targeted")) for site in sites])
+        return Targeted(sites, [fraction(specs[site.run]) for site in sites])
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
-        if not spec.setting("ramping"):
-            return lambda epoch: spec.setting("drop")
-        last = max(1, spec.own_epochs - 1)
-        return lambda epoch: spec.sparsity * min(1.0, epoch / last)
+        if spec.setting("ramping"):
+            last = max(1, spec.own_epochs - 1)
+            return lambda epoch: spec.sparsity * min(1.0, epoch / last)
+        return lambda epoch: spec.setting("drop") * risen(spec, epoch)
+
+
+def default_drop(spec: RunSpec) -> float:
+    """α in the end."""
+    if spec.setting("ramp") == "authors":
+        return 0.99
+    return 0.9 if spec.structure == "filter" else 0.75
+
+
+def risen(spec: RunSpec, epoch: int) -> float:
+    """How far α and γ have risen, from 0 to 1."""
+    if spec.setting("ramp") == "none":
+        return 1.0
+    return min(1.0, epoch / max(1, round(spec.setting("until") * spec.own_epochs)))
+
+
+def fraction(spec: RunSpec) -> Callable[[int], float]:
+    """γ as a function of the epoch."""
+
+    def of(epoch: int) -> float:
+        t = risen(spec, epoch)
+        return float(spec.setting("targeted")) * (0.95 * min(1.0, 2 * t) + 0.05 * max(0.0, 2 * t - 1))
+
+    return of
 
 
 class Targeted:
-    """One coin per targeted neighbourhood; a site's sparsity is the fraction γ of them that is targeted."""
+    """One coin per targeted neighbourhood; ``fractions`` are the γ of each site as functions of the epoch."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[Site], fractions: Sequence[Callable[[int], float]]) -> None:
         self.order = sorted(range(len(sites)), key=lambda i: sites[i].run)
         self.sites = [sites[i] for i in self.order]
-        self.segments = Segments([s.count for s in self.sites], [s.sparsity for s in self.sites])
+        self.fractions = [fractions[i] for i in self.order]
+        self.segments = Segments([s.count for s in self.sites], [of(0) for of in self.fractions])
         self.runs = sorted({site.run for site in self.sites})
         self.rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.segments.set_sparsities([of(epoch) for of in self.fractions])
 
     def draw(
         self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
@@ -65,7 +106,7 @@ class Targeted:
         means = torch.cat([mean_squares(weights[i], site.structure) for i, site in zip(self.order, self.sites)])
         device = means.device
         run = self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
-        some = self.segments.constant("some", device, lambda: torch.tensor([s.sparsity > 0 for s in self.sites]))
+        some = self.segments.constant("some", device, lambda: ~torch.tensor(self.segments.whole), varying=True)
         drop = self.segments.spread(levels[run].to(means.dtype) * some)  # γ = 0 targets nothing, not even the lowest
         coins = Source([generators[r] for r in self.runs], self.rows, 1, device).uniform(1).flatten()
         keep = (means > self.segments.spread(self.segments.thresholds(means))) | (coins >= drop)

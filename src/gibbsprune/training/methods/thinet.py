@@ -3,18 +3,19 @@
 On sampled training activations the output of a convolution at one place is a sum Σ_c a_c over its input channels.
 Greedily, the channel is removed whose a_c keeps the sum over all removed ones smallest in the mean square; then the
 channels that stay are rescaled by least squares. Layers are pruned one after another, each on the activations of the
-network as it is by then; fine-tuning follows.
+network as it is by then; fine-tuning follows, or goes on in between.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...checks import whole
+from ...checks import number, whole
 from ...errors import UserError
 from ...structures import Filter
 from ...threshold import kept_count
@@ -39,6 +40,8 @@ class ThiNet(AfterTraining):
         "tune_epochs": Setting(whole(0), "epochs of fine-tuning (0.4 of training)",
                                lambda spec: max(1, round(0.4 * spec.recipe.epochs)), "n"),
         "tune_rate": TUNE_RATE,
+        "spread": Setting(number(0, 1), "thinet: share of fine-tuning in which layers are pruned one by one (0)",
+                          lambda spec: 0.0, "p"),
         "images": Setting(whole(1), "thinet: training images that activations are sampled from (256)",
                           lambda spec: 256, "i"),
         "from": SOURCE,
@@ -53,10 +56,22 @@ class ThiNet(AfterTraining):
         return Filter(transposed=True)  # the second dimension of the weight: input channels
 
     def prune(self, run: Replica, step: int) -> None:
-        generator = run.stream("masks")
+        self.prune_layers(run, 0)
+
+    def begin_epoch(self, run: Replica, epoch: int) -> None:
+        if (tuned := epoch - run.spec.phases[0].epochs) > 0:
+            self.prune_layers(run, tuned)
+
+    def prune_layers(self, run: Replica, tuned: int) -> None:
+        """Those whose turn it is after so many epochs of fine-tuning."""
+        due = turns(len(run.sites), run.spec.setting("spread") * run.spec.setting("tune_epochs"))
+        names = [name for name, turn in zip(run.sites, due) if turn == tuned]
+        if not names:
+            return
+        generator = run.stream("masks", *([tuned] if tuned else []))
         model, images = run.model(), run.images(run.spec.setting("images"), generator)
-        for name, site in run.sites.items():
-            layer = model.get_submodule(name)
+        for name in names:
+            site, layer = run.sites[name], model.get_submodule(name)
             assert isinstance(layer, nn.Conv2d)
             parts = contributions(layer, inputs_of(model, layer, images), generator)
             kept = choose(parts, kept_count(site.sparsity, site.count))
@@ -66,6 +81,15 @@ class ThiNet(AfterTraining):
                 layer.weight *= scale.to(layer.weight.dtype)[:, None, None]
                 run.weights[name].copy_(layer.weight)
             run.hold(name, kept[:, None, None].expand(site.shape))
+
+
+def turns(layers: int, epochs: float) -> list[int]:
+    """After how many epochs each layer is pruned, evenly over ``epochs``, the first at once.
+
+    >>> turns(4, 2), turns(3, 6), turns(3, 0)
+    ([0, 0, 1, 1], [0, 2, 4], [0, 0, 0])
+    """
+    return [math.floor(i * epochs / layers) for i in range(layers)]
 
 
 @torch.no_grad()

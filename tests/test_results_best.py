@@ -1,0 +1,37 @@
+"""The sweeps of results/best: which runs they are, and what they choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gibbsprune.sweeps import declare
+
+BEST = Path(__file__).parents[1] / "results" / "best"
+
+
+def test_the_rivals_are_trained_with_one_recipe_and_equal_epochs():
+    specs = declare.read(BEST / "rivals.yaml").everything({})
+    assert {(spec.model, spec.recipe.name, spec.total_epochs) for spec in specs} == {("resnet20", "modern", 200)}
+    weights = [spec for spec in specs if spec.structure == "weight"]
+    kinds = {(spec.method, spec.setting("allocation")) for spec in weights}
+    assert kinds == {("gradual", "uniform"), ("gradual", "global"), ("rigl", "erk"), ("feedback", "global"),
+                     ("gibbs", "uniform")}  # fmt: skip
+    assert {(spec.sparsity, spec.seed) for spec in weights} == {
+        (p, seed) for p in (0.9, 0.95, 0.98) for seed in range(3)
+    }
+    assert len(weights) == 45
+
+
+def test_the_penalty_is_chosen_on_held_out_images_before_the_test_set_is_looked_at():
+    sweep = declare.read(BEST / "l1.py")
+    trials = sweep.everything({})
+    assert len(trials) == 24
+    assert {spec.data for spec in trials} == {"cifar10:heldout=5000"}
+    results = {spec.name(): {"accuracy": spec.setting("penalty") + 0.1 * spec.seed} for spec in trials}
+    best = [spec.name() for spec in trials if spec.setting("penalty") == 3e-5 and spec.recipe.name == "modern"]
+    results |= {name: {"accuracy": 0.9} for name in best}
+    tested = [spec for spec in sweep.everything(results) if spec.data == "cifar10"]
+    assert {(spec.recipe.name, spec.setting("penalty")) for spec in tested} == {("modern", 3e-5), ("paper", 3e-3)}
+    assert len(tested) == 6
+    del results[best[0]]
+    assert {spec.recipe.name for spec in sweep.everything(results) if spec.data == "cifar10"} == {"paper"}
