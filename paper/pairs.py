@@ -7,10 +7,7 @@ smaller than those of accuracies, because both networks see the same images. See
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from gibbsprune.archives import read_arrays
 from gibbsprune.errors import UserError
+from gibbsprune.files import ReadError
 from gibbsprune.sweeps.results import PREDICTIONS
 
 from .groups import Group
@@ -53,9 +52,8 @@ def predictions(folder: Path, name: str) -> np.ndarray | None:
     if not file.exists():
         return None
     try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as content:
-            return np.asarray(content["classes"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return read_arrays(file, file.name, ["classes"])["classes"]
+    except ReadError as error:
         raise UserError(f"{file} holds no predictions: {error}") from None
 
 

@@ -244,3 +244,5 @@ if __name__ == "__main__":
     jobs[job](rank, folder)
     dist.barrier()  # nobody hangs up while the other still listens
     dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # shards keep the group alive, whose threads may abort a process while Python shuts down

@@ -8,6 +8,7 @@ import torch
 
 from gibbsprune.training import account, pictures
 from gibbsprune.training.folder import RunFolder
+from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.snapshots import (
     choose_layer,
     load_snapshots,
@@ -72,8 +73,8 @@ def make(tmp_path, method="gibbs", seeds=(0,)):
 HEAD = """\
 # r
 
-resnet8 on digits, pruned weight-wise by gibbs to a sparsity of 90.00 %, reached **97.12 %** test accuracy with \
-8,310 of 75,290 parameters left.
+resnet8 on digits, pruned weight-wise by gibbs to a sparsity of 90.00 %, 8,310 of 75,290 parameters left, reached \
+a test accuracy of **97.12 %**.
 
 ## Result
 
@@ -192,5 +193,18 @@ def test_masks_that_have_not_converged_are_told_of():
     assert "The masks have not converged: only 50.55 %" in account.headline(
         spec, [RESULT, {**RESULT, "agreement": 0.5055}]
     )
+    assert "trained with other masks than it ends with" in account.headline(spec, [{**RESULT, "agreement": 0.9985}])
     other = RunSpec(model="resnet8", method="random-mask")
     assert "converged" not in account.headline(other, [{**RESULT, "agreement": 0.5}])
+
+
+def test_a_last_draw_is_explained_where_its_accuracy_is_told():
+    drawn = RunSpec(model="resnet8", recipe=RECIPES["digits"].replace(final="sample"))
+    told = account.headline(drawn, [RESULT])
+    assert (
+        "**97.12 %** (the final mask is one more draw from the law; with the converged mask, as in the epochs' " in told
+    )
+    assert "97.18 %; --final chooses)" in told
+    assert "sparsity is not exact" in account.headline(drawn, [{**RESULT, "agreement": 0.9985}])
+    assert "which is one more draw from the law" in account.result_note([drawn])
+    assert "which is the converged one" in account.result_note([RunSpec(model="resnet8")])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import gibbsprune as gp
-from gibbsprune import UserError
+from gibbsprune import UserError, latency
 from gibbsprune.budgets import ALLOCATIONS, Budget, Share, erdos_renyi, sparsity_keeping
 from gibbsprune.threshold import kept_count
 
@@ -107,6 +109,60 @@ def test_floors_and_multiples(allocation: str) -> None:
     assert all(keep >= 0.25 * layer.count for keep, layer in zip(floored, layers))
 
 
+def test_time_is_spared_where_filters_cost_it() -> None:
+    """Two layers alike but that one takes three times as long, of which half stays however few its filters are."""
+    rows = np.arange(1, 33)
+    slow, fast = tuple(3.0 + 3.0 * rows / 32), tuple(2.0 * rows / 32)
+    layers = [Share((32, 8, 3, 3), 32, 72, table[-1] / 32, table) for table in (slow, fast)]
+    means = [torch.rand(32, generator=torch.Generator().manual_seed(0)).add(0.1) for _ in layers]
+    for removed in (0.1, 0.3, 0.5):
+        keeps = Budget(latency=removed).keeps(layers, means)
+        took = [table[keep - 1] for table, keep in zip((slow, fast), keeps)]
+        assert sum(took) <= (1 - removed) * 8 * (1 + 1e-9)
+        assert sum(took) >= (1 - removed) * 8 - 3 / 32  # one filter more would not fit
+        assert keeps[0] < keeps[1]
+    with pytest.raises(UserError, match=r"^latency is 0\.7: allowed are fractions up to 0\.61, beyond which"):
+        Budget(latency=0.7).keeps(layers, means)
+
+
+def test_a_pruner_measures_how_long_layers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that counts filters times places: of the convolution filters go, of the other layer hardly any."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+    x = torch.randn(4, 3, 6, 6)
+    monkeypatch.setattr(latency, "seconds", lambda call, device: 1e-6 * (50 + call().numel() / 4))
+    found = latency.tables(model, {"2": model[2], "6": model[6]}, x)
+    assert {name: table[::63] for name, table in found.items()} == {
+        "2": (pytest.approx(86e-6), pytest.approx(2354e-6)), "6": (pytest.approx(51e-6), pytest.approx(114e-6)),
+    }  # fmt: skip
+    pruner = gp.GibbsPruner(model, gp.Budget(latency=0.5), "filter", example_inputs=x)
+    kept = {layer.name: round((1 - layer.achieved) * 64) for layer in pruner.summary().layers}
+    assert kept["6"] == 64
+    assert sum(found[name][keep - 1] for name, keep in kept.items()) == pytest.approx(0.5 * 2468e-6, abs=36e-6)
+    pruner.take_off()
+    for made, told in (
+        (lambda: gp.GibbsPruner(model, gp.Budget(latency=0.5), example_inputs=x), "structure is 'weight'"),
+        (lambda: gp.GibbsPruner(model, gp.Budget(latency=0.5), "filter"), "example_inputs is None"),
+        (lambda: latency.tables(model, {"c": nn.Conv2d(4, 4, 3, groups=4)}, x), "layer 'c' cannot be timed"),
+    ):
+        with pytest.raises(UserError, match=told):
+            made()
+
+
+@settings(max_examples=3, deadline=None)  # of some tenths of a second
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_a_table_has_a_row_per_filter_and_never_falls(filters: int, inputs: int) -> None:
+    (table,) = latency.tables(
+        nn.Sequential(layer := nn.Linear(inputs, filters)), {"0": layer}, torch.randn(2, inputs)
+    ).values()
+    assert len(table) == filters
+    assert all(one <= other for one, other in pairwise(table))
+    assert table[0] > 0
+
+
 def test_a_budget_that_rises() -> None:
     budget, values = Budget(gp.LinearSchedule(0.0, 0.8, epochs=10), allocation="global"), squares(weights())
     total = sum(layer.count for layer in single())
@@ -121,6 +177,8 @@ def test_a_budget_that_rises() -> None:
         (lambda: Budget(0.9, macs=0.5), "macs is 0.5"),
         (lambda: Budget(0.9, allocation="best"), "allocation is 'best'"),
         (lambda: Budget(0.9, floor=1.5), "floor is 1.5"),
+        (lambda: Budget(macs=0.9, latency=0.5), "latency is 0.5: allowed are None beside macs=0.9"),
+        (lambda: Budget(latency=0.5, allocation="erk"), "allocation is 'erk': allowed are 'global', 'lamp' with"),
         (lambda: Budget(0.9, round_to=0), "round_to is 0"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fake_fleet import FakeFleet
-from gibbsprune.cli import dry_run, main
+from gibbsprune.cli import demo, dry_run, main
 from gibbsprune.training import pictures, run
 from gibbsprune.training.spec import RunSpec
 
@@ -47,14 +47,14 @@ commands:
     sweep     any set of runs, declared in a file: run, status, report
     compare   train all methods on one task: one table, one picture
     tune      tune β ranges and the coupling on held-out training images
-    demo      a first look: prune a small network on digits, under three minutes on a CPU
+    demo      a first look: a small network on digits, smaller and faster, in a minute on a CPU
     export    write a run's network for use elsewhere, checked
     profile   measure a network: size, multiply-adds, latency; dense, pruned and compact
     data      fetch a data set
     describe  count the parameters of networks by kind
 
 try:
-  gibbsprune demo                                      a first look, under three minutes on a CPU
+  gibbsprune demo                                      a first look, a minute on a CPU
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
   gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
@@ -63,13 +63,14 @@ try:
 """
 
 DESCRIBE = """\
-network     first conv      batch norm         dense        other convs      all
-resnet20  432 (0.16 %)  2,752 (1.01 %)  650 (0.24 %)  269,824 (98.60 %)  273,658
-resnet56  432 (0.05 %)  8,128 (0.95 %)  650 (0.08 %)  850,432 (98.93 %)  859,642
+| network  |   first conv |     batch norm |        dense |       other convs |     all | trained |
+| -------- | -----------: | -------------: | -----------: | ----------------: | ------: | ------: |
+| resnet20 | 432 (0.16 %) | 2,752 (1.01 %) | 650 (0.24 %) | 269,824 (98.60 %) | 273,658 | 272,282 |
+| resnet56 | 432 (0.05 %) | 8,128 (0.95 %) | 650 (0.08 %) | 850,432 (98.93 %) | 859,642 | 855,578 |
 """
 
 PLAN = """\
-digits-resnet8-gibbs-weight-square-0.9-e5-s0
+digits-resnet8-gibbs-weight-square-0.9-converged-e5-s0
 data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
@@ -102,7 +103,7 @@ def test_help_of_train_names_every_option(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     named = "data model method structure hamiltonian coupling sampler sparsity recipe epochs stretch seed seeds"
-    kept = "device precision autotune out include exclude tensorboard dry-run show-recipe resume checkpoint-every"
+    kept = "device precision autotune out include exclude log dry-run show-recipe resume checkpoint-every"
     fields = "lr weight-decay milestones anneal-epochs batch optimizer beta-end shift flip"
     for option in f"{named} {kept} {fields}".split():
         assert f"  --{option} " in text, option
@@ -111,7 +112,7 @@ def test_help_of_train_names_every_option(capsys):
 
 def test_describe_reproduces_table_one(capsys):
     assert main(["describe", "resnet20", "resnet56"]) == 0
-    assert capsys.readouterr().out == DESCRIBE
+    assert capsys.readouterr().out.startswith(DESCRIBE)
 
 
 def test_show_recipe_with_overrides(capsys):
@@ -160,7 +161,8 @@ def test_train_then_resume(capsys):
     assert main(arguments.split()) == 0
     out = capsys.readouterr().out
     assert out.startswith("r\nepoch 1/3  loss ")
-    assert out.endswith("parameters left.\nSee r/summary.md.\n")
+    assert re.search(r"parameters left, reached a test accuracy of [\d.]+ %\.", out)
+    assert out.endswith("See r/summary.md.\n")
     with open("r/run.json") as file:
         record = json.load(file)
     spec = RunSpec.from_dict(record["runs"][0])
@@ -202,13 +204,14 @@ def test_include_and_exclude_reach_the_run():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("trian", "COMMAND: invalid choice: 'trian'"),
+        ("trian", "unknown command 'trian'; did you mean train?"),
+        ("xyz", "unknown command 'xyz'; commands are train, sweep, compare"),
         ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
         ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
         ("train --lr fast", "the recipe's lr is 'fast': allowed are numbers above 0"),
         ("train --milestones 9,3", "the recipe's milestones is (9, 3): allowed are rising epochs"),
-        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits'"),
+        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits', 'plain'"),
         (
             "train --sparsity 90",
             "sparsity is 90.0: allowed are numbers from 0 up to but not 1",
@@ -229,6 +232,10 @@ def test_include_and_exclude_reach_the_run():
             "hamiltonian is 'square': allowed are 'quadratic', 'sign', 'binary' with structure 'kernel'",
         ),
         ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
+        (
+            "train --device mps",
+            "--device is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does",
+        ),
         ("train --device cuda:99", "device 'cuda:99' is not available: torch sees"),
         ("train --data cifar10", "CIFAR-10 is not at"),
         ("train --data birds.npz", "birds.npz"),
@@ -310,18 +317,40 @@ def test_own_data_is_found_from_anywhere(tmp_path, monkeypatch, place):
     assert main(["train", "--resume", "../r"]) == 0
 
 
-def test_the_demo_compares_and_can_be_run_again(capsys):
+def form(accuracy, weights, size, milliseconds):
+    return {"accuracy": accuracy, "weights": weights, "bytes": size, "ms": milliseconds}
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """What the demo measures of real networks (test_commands.py runs it as it is)."""
+    found = {
+        "dense, PyTorch": form(0.99, 77_322, 310_000, 3.0),
+        "dense, C": form(0.99, 77_322, 310_000, 1.8),
+        "pruned, PyTorch": form(0.98, 8_667, 31_000, 3.1),
+        "pruned, C": form(0.98, 8_667, 31_000, 0.3),
+    }
+    monkeypatch.setattr(demo, "measured", lambda dense, gibbs, structure: found)
+    return found
+
+
+def test_the_demo_compares_and_can_be_run_again(capsys, costs):
     assert main(["demo", "--epochs", "2"]) == 0
     text = capsys.readouterr().out
-    assert "|       | test accuracy | sparsity | weights left | time |" in text
-    assert "| dense |       97.00 % |   0.00 % |" in text
-    assert "| Gibbs |       97.00 % |  90.00 % |" in text
-    assert "Look at   runs/demo-gibbs/summary.md" in text
-    assert "Try next  gibbsprune train" in text
+    assert "|                 | test accuracy | weights | file (kB) | ms for 128 images |" in text
+    assert "| pruned, C       |       98.00 % |   8,667 |        31 |              0.30 |" in text
+    assert (
+        "10.0 times smaller and 6.0 times faster in C (10.0 times faster than dense, PyTorch), for 1.0 points of "
+        "accuracy less" in text
+    )
+    assert "runs/demo-gibbs/summary.md" in text
+    assert "\n  gibbsprune train --model resnet8 --sparsity 0.95\n" in text
     assert main(["demo", "--epochs", "2"]) == 0
+    alike = {name: costs[name] for name in ("dense, PyTorch", "pruned, PyTorch")}
+    assert "10.0 times smaller and 1.0 times faster, for 1.0 points" in demo.in_a_line(alike)
 
 
-def test_the_demo_never_replaces_what_is_not_its_own(capsys):
+def test_the_demo_never_replaces_what_is_not_its_own(capsys, costs):
     assert main(["demo", "--epochs", "1"]) == 0
     note, exported = Path("runs/demo-gibbs/notes.txt"), Path("runs/demo-gibbs/model.packed")
     note.write_text("mine")

@@ -82,7 +82,7 @@ def test_methods_with_settings():
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
-        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits'"),
+        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits', 'plain'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
     ],
 )
@@ -98,9 +98,10 @@ def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence,
 
 def test_runs_start_from_the_comparisons_own():
     compared = {(one.entry.label, one.spec.seed): one.spec for one in runs(choose("weight"), BASE, [0, 1])}
-    assert len(compared) == len({spec.name() for spec in compared.values()}) == 22
+    assert len(compared) == len({spec.name() for spec in compared.values()}) == 2 * len(choose("weight"))
     for seed in (0, 1):
         assert compared["magnitude", seed].setting("from") == compared["dense", seed].name()
+        assert compared["lr-rewinding", seed].setting("from") == compared["dense", seed].name()
         assert compared["reinit", seed].setting("from") == compared["gibbs", seed].name()
         assert compared["magnitude", seed].total_epochs == 25 + 9
 

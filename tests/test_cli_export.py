@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from export_zoo import prune, randomise
-from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_packed
+from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_compact, load_packed
 from gibbsprune.cli import main
+from gibbsprune.cli.export import is_export
 from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
 from gibbsprune.models import build
@@ -52,12 +53,69 @@ def test_onnx(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     session = runtime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
     found = load_run(trained)
     for batch in (1, 5, 77):
-        x = found.images[:batch]
-        (y,) = session.run(None, {"input": x.numpy()})
+        (y,) = session.run(None, {"input": found.pixels[:batch].numpy()})
         with torch.no_grad():
-            assert np.abs(y - found.model(x).numpy()).max() < 1e-4
-    kinds = {node.op_type for node in __import__("onnx").load_from_string(out.read_bytes()).graph.node}
+            assert np.abs(y - found.model(found.images[:batch]).numpy()).max() < 1e-4
+    content = out.read_bytes()
+    kinds = {node.op_type for node in __import__("onnx").load_from_string(content).graph.node}
     assert "BatchNormalization" not in kinds
+    assert b"gibbsprune/" not in content, "no paths of the machine that wrote it"
+    told = session.get_modelmeta().custom_metadata_map
+    assert json.loads(told["mean"]) == found.about["mean"]
+    assert json.loads(told["class_names"]) == list("0123456789")
+    assert "raw pixels, uint8 0..255, of (batch, 8, 8, 1)" in told["input"]
+
+
+def test_bare_files_take_what_the_network_takes(trained: Path, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    found = load_run(trained, images=9)
+    with torch.no_grad():
+        expected = found.model(found.images)
+    for form in ("onnx", "pt2"):
+        assert main(["export", str(trained), "--format", form, "--bare", "--out", str(tmp_path / form)]) == 0
+    session = runtime.InferenceSession(tmp_path / "onnx", providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"input": found.images.numpy()})
+    assert np.abs(y - expected.numpy()).max() < 1e-4
+    assert "(pixel / 255 - mean) / std" in session.get_modelmeta().custom_metadata_map["input"]
+    with quiet():
+        again = torch.export.load(tmp_path / "pt2").module()
+    assert (again(found.images) - expected).abs().max() < 1e-4
+
+
+def test_other_options_have_other_names_and_a_page(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = set()
+    for more in ([], ["--compact"], ["--dtype", "float16"], ["--compact", "--dtype", "int8"]):
+        assert main(["export", str(trained), "--format", "packed", *more]) == 0
+        written.add(capsys.readouterr().out.splitlines()[-2].partition(": ")[0])
+    names = {Path(file).name for file in written}
+    assert names == {"model.packed", "model-compact.packed", "model-float16.packed", "model-compact-int8.packed"}
+    for file in written:
+        page = Path(file + ".md").read_text()
+        assert "(pixel / 255 - mean) / std" in page, "a file of weights has no preprocessing in it"
+        assert is_export(Path(file).name)
+        assert is_export(Path(file).name + ".md")
+    assert not is_export("model.safetensors")
+    assert not is_export("notes.txt")
+    assert is_export("c-float16")
+    run_record = json.loads((trained / "run.json").read_text())
+    assert run_record["images"] == json.loads((trained / "result.json").read_text())["images"]
+    assert run_record["images"]["class_names"] == list("0123456789")
+    assert main(["export", str(trained), "--format", "packed", "--bare"]) == 2
+    assert "--bare is for c, onnx, pt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bare", [[], ["--bare"]])
+def test_compact_files_need_no_class(trained: Path, capsys: pytest.CaptureFixture[str], bare: list[str]) -> None:
+    assert main(["export", str(trained), "--format", "compact", "--fold", *bare]) == 0
+    told = capsys.readouterr().out
+    assert "the file read back differs from PyTorch by" in told
+    found = load_run(trained)
+    network = load_compact(trained / f"network-compact-fold{'-bare' if bare else ''}.safetensors")
+    given = found.images if bare else found.pixels
+    assert f"labels {accuracy(network, given, found.labels):.2%} of 355" in told
+    with torch.no_grad():
+        torch.testing.assert_close(network(given[:7].clone()), found.model(found.images[:7]), atol=1e-4, rtol=1e-4)
 
 
 def test_pt2_and_its_batch_sizes(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +126,11 @@ def test_pt2_and_its_batch_sizes(trained: Path, tmp_path: Path, capsys: pytest.C
         again = torch.export.load(out).module()
     found = load_run(trained)
     with torch.no_grad():
-        assert (again(found.images[:9]) - found.model(found.images[:9])).abs().max() < 1e-4
+        assert (again(found.pixels[:9]) - found.model(found.images[:9])).abs().max() < 1e-4
+    extra = {"metadata.json": ""}
+    with quiet():
+        torch.export.load(out, extra_files=extra)
+    assert json.loads(json.loads(extra["metadata.json"])["class_names"]) == list("0123456789")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
@@ -87,14 +149,17 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
     assert main(["export", str(trained), "--format", "safetensors", "--dtype", "float16", "--compact"]) == 0
     text = capsys.readouterr().out
     assert "fit gp.compact of this run's network" in text
-    assert (trained / "model-export.safetensors").stat().st_size < 0.4 * len(before)
+    assert (trained / "model-export-compact-float16.safetensors").stat().st_size < 0.4 * len(before)
     assert (trained / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--format", "tflite"], "unknown format 'tflite'; it must be one of c, onnx, pt2, packed, safetensors"),
+        (
+            ["--format", "tflite"],
+            "unknown format 'tflite'; it must be one of c, onnx, pt2, compact, packed, safetensors",
+        ),
         (["--dtype", "int8"], "dtype 'int8' is not possible for onnx; possible are float32, float16"),
         (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
         (["--fold"], "together with --compact"),
@@ -149,8 +214,8 @@ def test_a_network_that_views_and_overwrites_images_of_one_channel(
     reached = json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]
     for form in ("packed", "safetensors", "pt2"):
         assert main(["export", "run", "--format", form, "--trust"]) == 0, capsys.readouterr().err
-        if form != "pt2":
-            assert f"{reached:.2%}, read back {reached:.2%}." in capsys.readouterr().out
+        told = f"{reached:.2%} of 355 raw test" if form == "pt2" else f"{reached:.2%}, read back {reached:.2%}."
+        assert told in capsys.readouterr().out
     assert main(["profile", "run", "--rounds", "1", "--trust"]) == 0
 
 

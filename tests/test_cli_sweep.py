@@ -45,8 +45,8 @@ def test_a_sweep_runs_is_told_of_and_is_then_complete(capsys, tmp_path):
     assert said(capsys, "status tiny.yaml --list") == [
         "done     digits-resnet8-dense-e1-s0",
         "ready    digits-resnet8-dense-e1-s1",
-        "done     digits-resnet8-gibbs-weight-square-0.9-e1-s0",
-        "ready    digits-resnet8-gibbs-weight-square-0.9-e1-s1",
+        "done     digits-resnet8-gibbs-weight-square-0.9-converged-e1-s0",
+        "ready    digits-resnet8-gibbs-weight-square-0.9-converged-e1-s1",
     ]
     said(capsys, "run tiny.yaml")
     assert said(capsys, "status tiny.yaml") == ["4 runs: 4 done"]

@@ -160,6 +160,21 @@ def test_npz_mistakes_are_named(tmp_path: Path, change: dict, sentence: str) -> 
     assert "mine" in str(caught.value)
 
 
+def test_names_of_classes(tmp_path: Path) -> None:
+    names = np.array([f"class {k}" for k in range(1 + int(LABELS.max()))])
+    assert load_npz(save(tmp_path, class_names=names)).class_names == tuple(names)
+    assert load_npz(save(tmp_path)).class_names is None
+    for wrong, sentence in (
+        (names[:-1], "different names"),
+        (np.array(["a"] * len(names)), "different names"),
+        (np.arange(len(names)), "names must be strings"),
+        (names.astype(object), "Python objects"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load_npz(save(tmp_path, class_names=wrong))
+    assert load("digits").class_names == tuple("0123456789")
+
+
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         load(tmp_path / "absent.npz")

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -17,9 +18,12 @@ CORE = [
     "structures.tiles",
     "structures.limited",
     "threshold",
-    "shrinking",
+    "survivors",
     "schedules",
+    "graphs",
     "hamiltonians",
+    "couplings",
+    "diagnostics",
     "law",
     "masking",
     "holding",
@@ -48,6 +52,35 @@ def test_examples_run(page, tmp_path, monkeypatch):
         torch.manual_seed(0)
         for block in blocks(page):
             exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "examples" / "first_look.ipynb").read_text(encoding="utf-8"))
+    assert all(not cell.get("outputs") for cell in notebook["cells"]), "saved without outputs"
+    namespace = {"__name__": "notebook"}
+    with torch.random.fork_rng():
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+    assert (tmp_path / "digits.packed").stat().st_size < 30_000
+
+
+def test_the_page_of_commands_has_every_option(monkeypatch):
+    """It is made from the parser when the site is built."""
+    pytest.importorskip("mkdocs", reason="MkDocs is not installed")
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    hook = importlib.import_module("commands")
+    text = hook.page(build_parser())
+    found = {parser.prog: parser for parser in hook.commands(build_parser())}
+    assert {"gibbsprune train", "gibbsprune sweep run", "gibbsprune data get", "gibbsprune export"} <= set(found)
+    for part in text.split("\n## ")[1:]:
+        parser = found.pop(part.splitlines()[0])
+        for action in parser._actions:
+            assert all(f"`{option}" in part for option in action.option_strings if option not in ("-h", "--help"))
+    assert not found
+    assert "==SUPPRESS==" not in text
 
 
 def commands(page):
@@ -109,8 +142,12 @@ def test_theory_names_every_part_of_the_core():
         "structures",
         "limits",
         "threshold",
-        "shrinking",
+        "graphs",
         "hamiltonians",
+        "couplings",
+        "energies",
+        "importance",
+        "diagnostics",
         "samplers",
         "site",
         "limited",

@@ -430,12 +430,17 @@ def test_finishing_leaves_weights_statistics_and_data_streams_alone(finished):
 
 def test_the_final_mask_is_a_draw_from_the_law(digits):
     """At a temperature where masks still fluctuate it is not the converged one, and both accuracies are told."""
-    warm = SGD.replace(epochs=1, anneal="constant", beta_end=30.0)
-    fleet = Fleet([spec(0, warm), spec(1, warm, structure="kernel")], digits)
+    warm = SGD.replace(epochs=1, anneal="constant", beta_end=30.0, final="sample")
+    cold = warm.replace(final="converged")
+    fleet = Fleet([spec(0, warm), spec(1, warm, structure="kernel"), spec(0, cold)], digits)
     fleet.train_epoch()
     fleet.evaluate()
-    converged = [fleet.masks(k) for k in range(2)]
-    for k, result in enumerate(fleet.finish()):
+    converged = [fleet.masks(k) for k in range(3)]
+    *drawn, limit = fleet.finish()
+    assert all(torch.equal(mask, converged[2][name]) for name, mask in fleet.masks(2).items())
+    assert limit["accuracy"] == limit["accuracy_converged"] == drawn[0]["accuracy_converged"]
+    assert limit["agreement"] == drawn[0]["agreement"], "of one more draw, all the same"
+    for k, result in enumerate(drawn):
         same = total = 0
         for name, mask in fleet.masks(k).items():
             same, total = same + int((mask == converged[k][name]).sum()), total + mask.numel()

@@ -178,7 +178,11 @@ def test_energy_takes_stacks_of_any_depth():
     ],
 )
 def test_impossible_combinations_say_which_are_possible(hamiltonian, structure):
-    possible = "'square', 'abs', 'sign', 'binary'" if structure == "weight" else "'quadratic', 'sign', 'binary'"
+    possible = {
+        "weight": "'square', 'abs', 'sign', 'binary', 'neighbours', 'channels'",
+        "kernel": "'quadratic', 'sign', 'binary'",
+        "filter": "'quadratic', 'sign', 'binary', 'redundancy'",
+    }[structure]
     sentence = f"hamiltonian is {hamiltonian!r}: allowed are {possible} with structure {structure!r}"
     for call in (
         lambda: gp.sample(torch.ones(2, 2), hamiltonian, structure),
@@ -200,7 +204,8 @@ def test_impossible_combinations_say_which_are_possible(hamiltonian, structure):
         (lambda: gp.Binary("ratios"), "relative is 'ratios': allowed are None, 'ratio', 'offset'"),
         (
             lambda: as_hamiltonian("cubic", gp.Weight()),
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
     ],

@@ -185,6 +185,41 @@ def test_a_checkpoint_resumes_bit_for_bit(pl, tmp_path):
     check_final(resumed)
 
 
+def test_two_callbacks_prune_different_layers(lightning, tmp_path):
+    """Each with its own state in one checkpoint, which goes on bit for bit, and its own metrics."""
+
+    def fit(module, path=None):
+        first = pruning(0.75, include=["net.1"], schedule=SCHEDULE, seed=5, draw="converged")
+        second = pruning(0.5, include=["net.3"], structure="filter", schedule=SCHEDULE, draw="converged")
+        saver = lightning.callbacks.ModelCheckpoint(tmp_path / "saved", save_top_k=-1)
+        trainer = make_trainer(lightning, tmp_path, [first, second, saver], enable_checkpointing=True)
+        trainer.fit(module, make_loader(), ckpt_path=path)
+        return trainer, first
+
+    straight, resumed = make_module(lightning), make_module(lightning, seed=1)
+    trainer, first = fit(straight)
+    assert first.state_key == "GibbsPruning{include=net.1}"
+    assert list(first.pruner.masks) == ["net.1"]
+    assert {"gibbsprune/beta", "gibbsprune/2/beta"} <= trainer.callback_metrics.keys()
+    fit(resumed, tmp_path / "saved/epoch=0-step=6.ckpt")
+    for one, other in zip(straight.parameters(), resumed.parameters()):
+        assert torch.equal(one, other)
+    assert int((straight.net[1].weight == 0).sum()) == 240
+    assert int(straight.net[3].weight.any(1).sum()) == kept_count(0.5, 12)
+    with pytest.raises(RuntimeError, match="more than one stateful callback"):
+        make_trainer(lightning, tmp_path, [pruning(0.75), pruning(0.5)])
+    state = torch.load(tmp_path / "saved/epoch=0-step=6.ckpt", weights_only=True)["state_dict"]
+    plain = make_module(lightning)
+    plain.load_state_dict(gp.plain_state(state))
+    assert torch.equal(plain.net[1].weight != 0, state["net.1.parametrizations.weight.0.mask"])
+
+
+def test_several_callbacks_are_told_apart_by_what_they_prune():
+    assert pruning(0.5).state_key == "GibbsPruning"
+    assert pruning(0.5, exclude=(nn.Linear, "x.*")).state_key == "GibbsPruning{exclude=Linear|x.*}"
+    assert pruning(0.5, include=make_loader).state_key == "GibbsPruning{include=make_loader}"
+
+
 def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
     """Into the finalized model and into a fresh one; both give what the model gave in its validation."""
     module = make_module(lightning)

@@ -2,10 +2,12 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
 from torch import func, nn
+from torch.nn.utils import parametrize
 
 import gibbsprune as gp
 from gibbsprune import masking
@@ -253,3 +255,77 @@ def test_what_is_in_the_way_of_plain_weights_is_named():
     with pytest.raises(gp.UserError, match=r"^the model still carries masks: finalize it before packing$"):
         check_plain(model, "packing")
     check_plain(nn.Linear(4, 4), "packing")
+
+
+# -- saved whole -------------------------------------------------------------------------------------------------------
+
+
+def masked_net(gradient="masked"):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 2))
+    return net, gp.GibbsPruner(net, 0.5, structure="weight", gradient=gradient)
+
+
+def in_another_process(net, x, found):
+    found.put((net.eval()(x).detach().numpy(), type(net[1]).__name__, [name for name, _ in net.named_parameters()]))
+
+
+def test_a_masked_model_is_saved_whole(tmp_path):
+    net, pruner = masked_net("straight-through")
+    pruner.step()
+    torch.save(net, tmp_path / "net.pt")
+    back = torch.load(tmp_path / "net.pt", weights_only=False)
+    x = torch.randn(2, 1, 6, 6)
+    for mode in (True, False):
+        assert torch.equal(back.train(mode)(x), net.train(mode)(x))
+    assert list(back.state_dict()) == list(net.state_dict())
+    assert [name for name, _ in back.named_parameters()] == [name for name, _ in net.named_parameters()]
+    with torch.no_grad():
+        stored_weight(back[1]).fill_(1.0)
+    assert not torch.equal(stored_weight(net[1]), stored_weight(back[1])), "it goes its own way"
+    again = pickle.loads(pickle.dumps(back))
+    assert torch.equal(again[1].weight, back[1].weight)
+    assert torch.equal(copy.deepcopy(again)[1].weight, back[1].weight)
+    pruner.finalize("converged")
+    assert type(net[1]) is nn.Conv2d
+
+
+def test_a_masked_model_goes_to_a_spawned_process():
+    net, _ = masked_net()
+    x = torch.randn(2, 1, 6, 6)
+    there = torch.multiprocessing.get_context("spawn")
+    found = there.Queue()
+    process = there.Process(target=in_another_process, args=(net, x, found))
+    process.start()
+    outputs, name, names = found.get(timeout=200)
+    process.join()
+    torch.testing.assert_close(torch.from_numpy(outputs), net.eval()(x).detach())
+    assert (name, names) == ("ParametrizedConv2d", [name for name, _ in net.named_parameters()])
+
+
+def test_further_parametrisations_are_not_pickled():
+    layer = nn.Linear(4, 3)
+    parametrize.register_parametrization(layer, "bias", nn.Identity())
+    attach(layer, Masked(layer.weight))
+    with pytest.raises(RuntimeError, match="parametrized modules is only supported through state_dict"):
+        pickle.dumps(layer)
+    layer = masked_linear()
+    parametrize.register_parametrization(layer, "bias", nn.Identity())
+    with pytest.raises(gp.UserError, match=r"further parametrisations cannot be pickled: save its state_dict\(\)$"):
+        pickle.dumps(layer)
+
+
+def test_the_state_of_a_training_goes_into_a_plain_model():
+    net, pruner = masked_net()
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 2))
+    plain.load_state_dict(gp.plain_state(net.state_dict()))
+    for name, layer in (("1", plain[1]), ("3", plain[3])):
+        assert torch.equal(layer.weight, stored_weight(net[int(name)]) * pruner.masks[name].mask)
+    plain.load_state_dict(gp.plain_state(net.state_dict(), masked=False))
+    assert torch.equal(plain[1].weight, stored_weight(net[1]))
+    assert gp.plain_state(plain.state_dict()).keys() == plain.state_dict().keys()
+    with pytest.raises(gp.UserError, match=r"^state is a Sequential: allowed are state_dicts$"):
+        gp.plain_state(plain)
+    state = {name: value for name, value in net.state_dict().items() if not name.endswith("0.mask")}
+    with pytest.raises(gp.UserError, match=r"^the state has no mask of layer '1': it is of another parametrisation$"):
+        gp.plain_state(state)

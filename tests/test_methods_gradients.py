@@ -60,7 +60,7 @@ def test_runs_of_all_kinds_train_together_as_they_do_alone(digits):
             assert (mine - fused).norm() < 0.1 * mine.norm()
 
 
-@pytest.mark.parametrize("one", [*KINDS[:3], KINDS[4]], ids=lambda one: one.name())
+@pytest.mark.parametrize("one", [*KINDS[:3], KINDS[-1]], ids=lambda one: one.name())
 def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(one, digits):
     whole, first = Fleet([one], digits), Fleet([one], digits)
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_masked_weights_live_with_feedback_and_fade_where_asked(digits):
 
 
 def test_what_is_written_of_shrunk_survivors_is_what_was_tested(digits):
-    fleet = Fleet([KINDS[4], spec("gradual")], digits)
+    fleet = Fleet([KINDS[-1], spec("gradual")], digits)
     for _ in range(4):
         fleet.train_epoch()
     model = fleet.model(0)

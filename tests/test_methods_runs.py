@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gibbsprune import data
 from gibbsprune.checks import listed
@@ -20,7 +21,8 @@ from gibbsprune.cli import main
 from gibbsprune.errors import UserError
 from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count
-from gibbsprune.training import pictures, run
+from gibbsprune.training import finished, pictures, run
+from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.folder import RunFolder, read_metrics
 from gibbsprune.training.interrupt import Interrupted
 from gibbsprune.training.methods import METHODS
@@ -153,7 +155,7 @@ def check_files(one: RunSpec, path: Path, result: dict) -> None:
             assert int(rows.sum()) == round((1 - site.removed) * math.prod(site.shape)), (path.name, name)
         else:
             assert bool((rows == rows[:, :1]).all()), (path.name, name)
-        if one.method != "str" and not site.structure.limited:  # whose layers share the sparsity as they learn to
+        if not site.structure.limited and one.method != "str":  # whose layers share the sparsity as they learn to
             assert int(rows[:, 0].sum()) == kept_count(one.sparsity, site.count), (path.name, name)
         assert not weights[f"{name}.weight"][~masks[name]].any(), (path.name, name)
         assert weights[f"{name}.weight"][masks[name]].any(), (path.name, name)
@@ -217,6 +219,7 @@ class Stops(PlainProgress):
 
 LATER = [  # method, options, and an epoch (from 0) within a later phase where there is one
     ("gibbs", [], 1),
+    ("gibbs", ["--from", "dense"], 1),
     ("dense", [], 1),
     ("l1", [], 1),
     ("magnitude", ["--sparsity", "0.25", "--tune-epochs", "2"], 5),
@@ -376,6 +379,100 @@ def test_an_unfinished_run_cannot_be_started_from(place, tmp_path, monkeypatch, 
     )
 
 
+def test_every_method_starts_from_weights(place, tmp_path):
+    """A file and a run are the same start, alone or fused with runs of other methods; then the methods differ."""
+    folder = place / "dense"
+    (dense,) = RunFolder.open(folder).specs
+    arrays = data.load(dense.data)
+    weights = load_file(folder / "model.safetensors")
+    methods = [name for name in METHODS if name not in ("reinit", "lottery", "thinet")]  # which rescales at once
+    for named in (str(folder), str(folder / "model.safetensors")):
+        settings = {name: {"from": named} for name in methods}
+        specs = [
+            dense.replace(method=name, structure=METHODS[name].structures[-1], settings=settings[name], sparsity=0.5)
+            for name in methods
+        ]
+        fleet = Fleet([finished.identified(spec) for spec in specs], arrays)
+        for engine in fleet.engines:
+            engine.enter(0)
+            for replica in engine.replicas:
+                for name, value in replica.values().items():
+                    assert torch.equal(value, weights[name]), (replica.spec.method, name)
+
+
+def test_a_trained_network_is_pruned_better_than_a_new_one(place, tmp_path, monkeypatch):
+    """The commonest use: training is over, and a few epochs are left for pruning."""
+    monkeypatch.chdir(tmp_path)
+    (dense,) = RunFolder.open(place / "dense").specs
+    trained = dense.replace(recipe=dense.recipe.replace(epochs=6), data="digits", model="resnet8")
+    home = run.start([trained], "trained", "cpu", progress=PlainProgress()).folder
+    accuracy = json.loads((home / "result.json").read_text())["accuracy"]
+    few = trained.replace(method="gibbs", sparsity=0.9, epochs=2, recipe=trained.recipe.replace(lr=0.003, epochs=2),
+                          settings=FINE)  # fmt: skip
+    again = few.replace(settings={**FINE, "from": str(home / "model.safetensors")})
+    found = [run.start([one], name, "cpu").results[0]["accuracy"] for one, name in ((few, "new"), (again, "again"))]
+    assert found[0] + 0.04 < found[1]
+    assert found[1] > accuracy - 0.03
+
+
+FINE = {"ramp": "cubic", "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+
+
+def test_the_weights_are_a_part_of_what_a_run_is(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dense = place / "dense" / "model.safetensors"
+    Path("start.safetensors").write_bytes(dense.read_bytes())
+    train(place, "--from", "start.safetensors", "--out", "ours")
+    (spec,) = RunFolder.open("ours").specs
+    digest = hashlib.sha256(dense.read_bytes()).hexdigest()
+    assert spec.setting("weights") == digest[:12]
+    assert f"-w{digest[:6]}-s0" in spec.name()
+    assert spec.setting("from") == str(tmp_path / "start.safetensors")
+    with pytest.raises(Interrupted):
+        run.start([spec], "cut", "cpu", progress=Stops(1, 2))
+    other = load_file("start.safetensors")
+    save_file({**other, "dense.bias": other["dense.bias"] + 1}, "start.safetensors")
+    changed = finished.identified(spec.replace(settings={"from": spec.setting("from")}))
+    assert changed.name() != spec.name()
+    assert changed.name(with_seed=False) == spec.name(with_seed=False)
+    capsys.readouterr()
+    assert main(["train", "--resume", "cut", "--trust"]) == 2
+    assert f"begins with {changed.setting('weights')}, not with {digest[:12]}" in capsys.readouterr().err
+
+
+def test_weights_that_do_not_fit_are_one_sentence(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = load_file(place / "dense" / "model.safetensors")
+    save_file({**weights, "more": torch.ones(1)}, "more.safetensors")
+    save_file({name: value for name, value in weights.items() if name != "dense.bias"}, "less.safetensors")
+    save_file({**weights, "dense.bias": torch.ones(3)}, "other.safetensors")
+    save_file({**weights, "dense.bias": torch.full((10,), torch.nan)}, "nan.safetensors")
+    Path("broken.safetensors").write_bytes(b"no")
+    torch.save(weights, "model.pt")
+    here = str(tmp_path)
+    for name, told in {
+        "more": f"{here}/more.safetensors is of another network than this {SMALL}: this {SMALL} has no more",
+        "less": f"{here}/less.safetensors is of another network than this {SMALL}: {here}/less.safetensors has no "
+        "dense.bias",
+        "other": f"{here}/other.safetensors is of another network than this {SMALL}: its dense.bias is (3,), not (10,)",
+        "nan": f"{here}/nan.safetensors holds values that are no numbers, in dense.bias",
+        "none": f"{here}/none.safetensors cannot be read: No such file or directory",
+    }.items():
+        assert refused(place, capsys, "--from", f"{name}.safetensors") == told
+    assert refused(place, capsys, "--from", "broken.safetensors").startswith(
+        f"{here}/broken.safetensors cannot be read"
+    )
+    assert "model.pt is neither the folder of a run nor a .safetensors file" in refused(
+        place, capsys, "--from", "model.pt"
+    )
+    assert refused(place, capsys, "--from", str(place / "dense"), "--standardise", "channel") == (
+        "…/dense was trained with standardise global, but this run's recipe has channel: give both the same"
+    )
+    for method in ("reinit", "lottery"):
+        said = refused(place, capsys, "--method", method, "--from", str(place / "dense" / "model.safetensors"))
+        assert said.endswith("model.safetensors is a file of weights")
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -384,8 +481,8 @@ def test_an_unfinished_run_cannot_be_started_from(place, tmp_path, monkeypatch, 
     [
         ("l1", {"penalty": -1}, "penalty is -1: allowed are numbers from 0"),
         ("l1", {"penalty": "much"}, "penalty is 'much': allowed are numbers from 0"),
-        ("l1", {"rounds": 3}, "method 'l1' has no setting 'rounds': allowed are penalty"),
-        ("dense", {"penalty": 1}, "method 'dense' has no setting 'penalty': allowed are none"),
+        ("l1", {"rounds": 3}, "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
+        ("dense", {"penalty": 1}, "method 'dense' has no setting 'penalty': allowed are from, weights"),
         ("magnitude", {"tune_epochs": 1.5}, "tune_epochs is 1.5: allowed are whole numbers from 0"),
         ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0, and 'rewind'"),
         ("lottery", {"rounds": 0}, "rounds is 0: allowed are whole numbers from 1"),
@@ -430,7 +527,7 @@ def test_a_rewind_step_after_the_end(place, tmp_path, monkeypatch, capsys):
 def test_settings_of_another_method_on_the_command_line(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert refused(place, capsys, "--method", "l1", "--rounds", "3") == (
-        "method 'l1' has no setting 'rounds': allowed are penalty"
+        "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"
     )
     assert (
         refused(place, capsys, "--method", "l1", "--coupling", "0.1")

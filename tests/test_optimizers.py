@@ -49,9 +49,10 @@ def theirs(chosen: Recipe, run: int) -> list[nn.Parameter]:
     """One run's parameters after the same steps with torch.optim."""
     parameters = [nn.Parameter(share(p.detach(), run, RUNS).clone()) for p in fused_parameters()]
     groups = [{"params": [p], "weight_decay": chosen.weight_decay if on else 0.0} for p, on in zip(parameters, DECAYED)]
-    if chosen.optimizer == "adam":
+    if chosen.optimizer != "sgd":
+        kind = torch.optim.Adam if chosen.optimizer == "adam" else torch.optim.AdamW
         betas = (chosen.beta1, chosen.beta2)
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(groups, betas=betas, eps=chosen.eps)
+        optimizer: torch.optim.Optimizer = kind(groups, betas=betas, eps=chosen.eps)
     else:
         optimizer = torch.optim.SGD(groups, momentum=chosen.momentum, nesterov=chosen.nesterov)
     for step in range(STEPS):
@@ -69,6 +70,8 @@ def theirs(chosen: Recipe, run: int) -> list[nn.Parameter]:
         {"optimizer": "adam"},
         {"optimizer": "adam", "beta1": 0.8, "beta2": 0.95, "eps": 1e-3},
         {"optimizer": "adam", "beta1": 0.0},
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "beta2": 0.95, "eps": 1e-3},
         {"optimizer": "sgd", "nesterov": True},
         {"optimizer": "sgd", "nesterov": False},
         {"optimizer": "sgd", "nesterov": False, "momentum": 0.0},

@@ -479,7 +479,7 @@ def test_the_sample_at_the_end_is_the_draw_after_the_last_step():
     with pytest.warns(
         UserWarning, match=r"^the masks have not converged: \d+\.\d\d% of them differ from the converged"
     ):
-        pruner.finalize()
+        pruner.finalize("sample")
     assert torch.equal(model[6].weight != 0, last["6"])
     assert not torch.equal(first["6"], last["6"])
     assert 0.4 < float((model[6].weight == 0).float().mean()) < 0.6
@@ -489,7 +489,7 @@ def test_ties_at_the_threshold_are_decided_as_the_converged_mask_does():
     """All weights equal: no field acts on any, and the count is exact all the same."""
     model = nn.Sequential(nn.Linear(8, 8, bias=False))
     nn.init.ones_(model[0].weight)
-    gp.GibbsPruner(model, 0.75, schedule=gp.ConstantSchedule(1e9)).finalize()
+    gp.GibbsPruner(model, 0.75, schedule=gp.ConstantSchedule(1e9)).finalize("sample")
     assert model[0].weight.detach().flatten().tolist() == [1.0] * 16 + [0.0] * 48
 
 
@@ -508,9 +508,22 @@ def test_weights_that_are_not_finite_are_refused_at_the_end():
         pruner = gp.GibbsPruner(model, 0.5)
         with torch.no_grad():
             stored_weight(model[6])[0, 0] = bad
-        with pytest.raises(gp.UserError, match=r"^layer '6' holds NaN or infinite weights: the training has diverged$"):
+        with pytest.raises(gp.UserError, match=r"^layer '6' holds NaN or infinite weights after 0 steps: the training"):
             pruner.finalize()
         assert hasattr(model[3], "parametrizations"), "nothing is burnt in"
+
+
+def test_a_training_that_has_diverged_is_told_within_a_hundred_steps():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5)
+    pruner.step()
+    with torch.no_grad():
+        stored_weight(model[3])[0, 0] = math.nan
+        stored_weight(model[6])[0, 0] = math.inf
+    for _ in range(99):
+        pruner.step()
+    with pytest.raises(gp.UserError, match=r"^layer '3' and 1 more holds NaN or infinite weights after 100 steps: the"):
+        pruner.step()
 
 
 def test_after_the_end_the_pruner_is_done():
@@ -553,7 +566,8 @@ def test_a_finalized_model_can_be_pruned_again():
         ({"structure": "channel"}, f"structure is 'channel': allowed are {ALLOWED}"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (
@@ -660,15 +674,26 @@ def test_finalizing_leaves_copies_as_they_are():
 def test_the_warning_names_the_line_that_finalizes():
     pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(0.1))
     with pytest.warns(UserWarning, match="have not converged") as caught:
-        pruner.finalize()
+        pruner.finalize("sample")
     assert caught[0].filename == __file__
+
+
+def test_a_training_whose_beta_never_rose_is_told_of():
+    """As where set_epoch is forgotten: the network ends with masks that it was hardly trained with."""
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.LogSchedule(0.1, 1e6, epochs=5))
+    for _ in range(100):
+        pruner.step()
+    with pytest.warns(UserWarning, match=r"trained with other masks than it ends with; .* with set_epoch\(\)$"):
+        pruner.finalize()
+    assert int((model[6].weight == 0).sum()) == 192, "the sparsity is exact all the same"
 
 
 def test_the_warning_of_a_coupled_law_names_the_coupling():
     torch.manual_seed(0)
     pruner = gp.GibbsPruner(nn.Conv2d(8, 8, 3), 0.5, "kernel", gp.Quadratic(1e-6), gp.ConstantSchedule(1e9))
-    with pytest.warns(UserWarning, match="half pruned use a larger coupling than 1e-06, or use"):
-        pruner.finalize()
+    with pytest.warns(UserWarning, match="half pruned use a larger coupling than 1e-06, with"):
+        pruner.finalize("sample")
 
 
 def test_a_layer_of_one_filter_is_refused():

@@ -16,8 +16,8 @@ def test_a_dry_run_before_training():
     pruner = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter")
     summary = pruner.summary()
     assert summary.layers == [
-        LayerSummary("1", "Conv2d", (16, 16, 3, 3), neighbourhoods=16, size=144, target=0.9, achieved=0.875),
-        LayerSummary("3", "Linear", (32, 64), neighbourhoods=32, size=64, target=0.9, achieved=1 - 4 / 32),
+        LayerSummary("1", "Conv2d", (16, 16, 3, 3), 16, 144, target=0.9, achieved=0.875, sampler="exact"),
+        LayerSummary("3", "Linear", (32, 64), 32, 64, target=0.9, achieved=1 - 4 / 32, sampler="exact"),
     ]
     assert summary.skipped == {"0": "first convolution", "4": "its outputs leave the network"}
     assert summary.weights == 2304 + 2048

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import gibbsprune as gp
 from gibbsprune.masking import stored_weight
-from gibbsprune.shrinking import shrunk_mask
+from gibbsprune.survivors import shrunk_mask
 from gibbsprune.threshold import kept_count
 
 
@@ -159,14 +159,14 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
         assert torch.equal(grads["law"], grads["masked"])
 
 
-@pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
+@pytest.mark.parametrize("structure", ["weight", "kernel", "filter", "2:4", "at-most-4", "2x2"])
 def test_shrunk_survivors(structure: str) -> None:
     """Forward the weight shrunk by the threshold, the gradient straight through it; eval and the end are the same."""
     x, y = data()
     model = network(4)
     pruner = gp.GibbsPruner(
         model,
-        0.6,
+        0.5 if structure == "2:4" else 0.6,
         structure,
         schedule=gp.ConstantSchedule(math.inf),
         gradient="straight-through",
@@ -176,6 +176,7 @@ def test_shrunk_survivors(structure: str) -> None:
     for name in pruner.masks:
         w = stored_weight(model.get_submodule(name)).detach()
         left = w * shrunk_mask(w, pruner._drawing.sites[name].sparsity, structure)
+        assert torch.equal(left != 0, pruner.masks[name].mask)
         torch.testing.assert_close(model.get_submodule(name).weight, left)
         plain.get_submodule(name).weight.data.copy_(left)  # type: ignore[union-attr,operator]
     F.cross_entropy(model(x), y).backward()

@@ -279,6 +279,30 @@ def test_a_rank_without_a_device_says_so(tmp_path):
     assert lacking.returncode == 2
 
 
+HANGING = """
+import time
+from gibbsprune.training.ranks import join
+
+with join("cpu", 4) as ranks:
+    if ranks.rank == 1:
+        time.sleep(200)
+    ranks.any(True)
+"""
+
+
+def test_a_rank_that_does_not_answer_is_given_up(tmp_path):
+    waiting, hanging = two_ranks("-c", HANGING, cwd=tmp_path)
+    try:
+        said = waiting.communicate(timeout=100)
+    finally:
+        waiting.kill()
+        hanging.kill()
+        hanging.communicate()
+    sentence = "another process of this run has not answered for 4 seconds (--rank-timeout); it hangs or was stopped"
+    assert said == ("", f"gibbsprune: {sentence}\n")
+    assert waiting.returncode == 2
+
+
 def test_small_images_take_one_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before, digits = torch.get_num_threads(), load("digits")

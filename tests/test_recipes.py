@@ -22,6 +22,7 @@ def test_paper_is_the_protocols() -> None:
         "decay_on": "convolutions", "lr_schedule": "steps", "milestones": [80, 120, 160], "gamma": 0.1,
         "warmup_epochs": 0, "warmup_lr": 0.01, "bn_momentum": 0.01, "bn_eps": 1e-3, "standardise": "global",
         "shift": 3, "flip": True, "anneal": None, "beta_start": None, "beta_end": None, "anneal_epochs": 128,
+        "final": "sample",
     }  # fmt: skip
 
 
@@ -32,11 +33,19 @@ def test_modern_is_the_protocols() -> None:
     assert (MODERN.standardise, MODERN.shift, MODERN.flip, MODERN.anneal_epochs) == ("channel", 3, True, 128)
 
 
+def test_a_record_without_the_final_mask_is_of_the_time_of_the_last_draw() -> None:
+    assert (PAPER.final, MODERN.final, recipe("digits").final) == ("sample", "converged", "converged")
+    for named in (PAPER, MODERN):
+        old = {name: value for name, value in named.as_dict().items() if name != "final"}
+        assert Recipe.from_dict(old) == named.replace(final="sample")
+        assert Recipe.from_dict(named.as_dict()) == named
+
+
 def test_digits_is_short_and_does_not_mirror() -> None:
     digits = recipe("digits")
     assert digits.epochs <= 30
     assert (digits.flip, digits.shift) == (False, 1)
-    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'digits'"):
+    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'digits', 'plain'"):
         recipe("papre")
 
 
@@ -119,8 +128,8 @@ def test_overrides_are_parsed(name: str, given: object, kept: object) -> None:
         ("shift", "-1", "shift is '-1': allowed are numbers from 0"),
         ("flip", "perhaps", "allowed are yes and no"),
         ("flip", 1, "allowed are yes and no"),
-        ("optimizer", "lion", "optimizer is 'lion': allowed are 'adam', 'sgd'"),
-        ("optimizer", None, "allowed are 'adam', 'sgd'"),
+        ("optimizer", "lion", "optimizer is 'lion': allowed are 'adam', 'adamw', 'sgd'"),
+        ("optimizer", None, "allowed are 'adam', 'adamw', 'sgd'"),
         ("anneal", "cosine", "allowed are 'log', 'linear', 'constant', and 'default'"),
         ("milestones", "10,x", "whole number"),
         ("milestones", "20,10", "allowed are rising epochs"),

@@ -56,7 +56,7 @@ def files(folder):
 def test_a_run_folder_holds_everything(fleet, monkeypatch):
     monkeypatch.setattr(pictures, "available", lambda: True)
     outcome = run.start([SPEC], device="cpu", command="gibbsprune train")
-    assert outcome.folder == run.Path("runs/digits-resnet8-gibbs-weight-square-0.9-e6-s0")
+    assert outcome.folder == run.Path("runs/digits-resnet8-gibbs-weight-square-0.9-converged-e6-s0")
     inside = set(os.listdir(outcome.folder)) - {".lock"}
     assert inside == {
         "annealing.png",
@@ -286,11 +286,6 @@ def test_other_versions_are_told(fleet, tmp_path, capsys):
     fleet.on_step = None
     run.resume("r")
     assert "warning: torch was 1.0 when this run started and is" in capsys.readouterr().out
-
-
-def test_tensorboard_events_on_request(fleet, tmp_path):
-    run.start([SPEC], out="r", options=run.Options(tensorboard=True))
-    assert any(name.startswith("events.out") for name in os.listdir(tmp_path / "r" / "tensorboard"))
 
 
 def test_a_missing_package_is_told_before_training(fleet, monkeypatch):

@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+import browser
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
@@ -46,6 +49,25 @@ def test_nothing_is_fetched(site):
         assert not fetched, f"{path.relative_to(out)} fetches {fetched}"
     for sheet in (out / "css").glob("*.css"):
         assert "http" not in sheet.read_text()
+
+
+@pytest.mark.skipif(not browser.find(), reason="no Chromium is installed")
+def test_search_works_from_a_disk(site):
+    page = browser.Browser(browser.find())
+    try:
+        page.open(site[0] / "how_to" / "lightning.html")
+        page.evaluate(
+            "const query = document.querySelector('input[name=query]'); query.focus(); query.value = 'pruner';"
+            "query.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}))"
+        )
+        for _ in range(100):
+            time.sleep(0.2)
+            if found := page.evaluate("document.querySelectorAll('.md-search-result__item').length"):
+                break
+        assert found > 5
+        assert page.errors == []
+    finally:
+        page.close()
 
 
 def test_links_and_pictures_lead_somewhere(site):

@@ -21,6 +21,11 @@ def test_default_hamiltonian_is_the_papers_best(structure, hamiltonian):
 def test_default_recipe_follows_the_data():
     assert RunSpec().recipe == RECIPES["digits"]
     assert RunSpec(data="cifar10").recipe == RECIPES["paper"]
+    own = RunSpec(data="mine.npz:heldout").recipe
+    assert own == RECIPES["plain"]
+    assert own.images == "as they are, neither shifted nor flipped"
+    assert RECIPES["paper"].images == "shifted by up to 3 pixels and flipped at random"
+    assert RECIPES["digits"].images == "shifted by up to 1 pixels at random"
 
 
 @pytest.mark.parametrize("structure", EXAMPLES)
@@ -47,16 +52,18 @@ def test_every_possible_combination_is_accepted(structure):
         ({"precision": "half"}, "precision is 'half': allowed are 'auto', 'float32', 'bfloat16'"),
         (
             {"hamiltonian": "cubic"},
-            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary' and Hamiltonian "
+            "hamiltonian is 'cubic': allowed are 'quadratic', 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels', 'redundancy' and Hamiltonian "
             "objects",
         ),
         (
             {"hamiltonian": "quadratic"},
-            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary' with structure 'weight'",
+            "hamiltonian is 'quadratic': allowed are 'square', 'abs', 'sign', 'binary', 'neighbours', "
+            "'channels' with structure 'weight'",
         ),
         (
             {"structure": "filter", "hamiltonian": "abs"},
-            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary' with structure 'filter'",
+            "hamiltonian is 'abs': allowed are 'quadratic', 'sign', 'binary', 'redundancy' with structure 'filter'",
         ),
         (
             {"sampler": "chromatic"},
@@ -126,20 +133,22 @@ def test_replace_keeps_what_still_makes_sense():
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({}, "digits-resnet20-gibbs-weight-square-0.9-s0"),
+        ({}, "digits-resnet20-gibbs-weight-square-0.9-converged-s0"),
         ({"method": "dense", "seed": 4}, "digits-resnet20-dense-s4"),
         ({"data": "cifar10"}, "cifar10-resnet20-gibbs-weight-square-0.9-s0"),
         ({"data": "/some/where/birds.npz", "method": "dense"}, "birds-resnet20-dense-s0"),
         ({"model": "my.nets:tiny", "method": "dense"}, "digits-my.nets_tiny-dense-s0"),
         (
             {"structure": "filter", "sparsity": 0.75, "coupling": 0.05, "sampler": "chromatic"},
-            "digits-resnet20-gibbs-filter-quadratic-0.75-c0.05-chromatic-s0",
+            "digits-resnet20-gibbs-filter-quadratic-0.75-c0.05-chromatic-converged-s0",
         ),
         (
             {"epochs": 5, "stretch": 2, "precision": "float32"},
-            "digits-resnet20-gibbs-weight-square-0.9-e5-x2-float32-s0",
+            "digits-resnet20-gibbs-weight-square-0.9-converged-e5-x2-float32-s0",
         ),
-        ({"recipe": RECIPES["modern"]}, "digits-resnet20-gibbs-weight-square-0.9-modern-s0"),
+        ({"recipe": RECIPES["modern"]}, "digits-resnet20-gibbs-weight-square-0.9-converged-modern-s0"),
+        ({"recipe": RECIPES["modern"].replace(final="sample")}, "digits-resnet20-gibbs-weight-square-0.9-modern-s0"),
+        ({"method": "dense", "recipe": RECIPES["digits"].replace(final="sample")}, "digits-resnet20-dense-s0"),
     ],
 )
 def test_names(fields, name):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import gibbsprune as gp
-from gibbsprune.shrinking import shrunk_mask
 from gibbsprune.threshold import (
     Segments,
     keep_largest,
@@ -171,26 +170,3 @@ def test_pieces_cover_every_segment_once(monkeypatch, programs, size):
     assert np.array_equal(found, np.stack([segment, np.arange(len(segment)), inside]))
     assert (pieces[:, 2] % module.PIECE == 0).all()
     assert len(pieces) <= programs + len(lengths)
-
-
-@given(st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=40), st.floats(0.01, 0.99))
-def test_shrinking_is_the_soft_threshold_and_the_ground_state_of_masks_that_are_real(values, sparsity):
-    weight = torch.tensor(values)
-    root = gp.threshold(weight, sparsity).sqrt()
-    left = shrunk_mask(weight, sparsity)
-    soft = weight.sign() * (weight.abs() - root).clamp_min(0)
-    torch.testing.assert_close(weight * left, soft * gp.converged_mask(weight, sparsity), rtol=1e-5, atol=1e-6)
-    # of all masks x >= 0 it has the least ½(w − wx)² + √Q·|w|x, the price of what is changed and of what is kept
-    grid = torch.linspace(0, 1.2, 241)[:, None]
-    price = lambda x: 0.5 * (weight - weight * x).square() + root * (weight * x).abs()  # noqa: E731
-    kept = gp.converged_mask(weight, sparsity)
-    assert bool((price(left)[kept] <= price(grid)[:, kept].amin(0) + 1e-5).all())
-
-
-def test_shrinking_moves_a_neighbourhood_as_a_whole_and_nothing_where_all_is_kept():
-    weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    for kind, mean in (("kernel", weight.square().mean((2, 3))), ("filter", weight.square().mean((1, 2, 3)))):
-        left = shrunk_mask(weight, 0.5, kind)
-        expected = (1 - (gp.threshold(weight, 0.5, kind) / mean).sqrt()).clamp_min(0)
-        torch.testing.assert_close(left, expected.view(*mean.shape, *[1] * (4 - mean.dim())).expand_as(weight))
-    assert bool((shrunk_mask(weight, 0.0) == 1).all())

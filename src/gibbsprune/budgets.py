@@ -10,7 +10,8 @@ lamp       priority of the j-th smallest of a layer, w̄²_j / Σ_{i ≥ j} w̄�
 erk        shares proportional to (Σ dimensions) / (Π dimensions) of the weight (Evci et al. 2020), at most 1
 =========  =====================================================================================================
 
-A cost is a number of weights, n, or of multiply-adds, n times the places at which a layer's weight is used.
+A cost is a number of weights, n, or of multiply-adds, n times the places at which a layer's weight is used; or the time
+that a layer takes with so many filters, measured (:mod:`gibbsprune.latency`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, number
+from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, listed, number
+from .distributed import active
 from .errors import UserError
+from .latency import tables
 from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
@@ -34,16 +37,26 @@ from .structures import Structure, as_structure
 from .threshold import kept_count
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
+MEASURES = ("weights", "macs", "latency")
+TIMED = ("global", "lamp")  # what finds shares by adding up costs
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a budget knows of one layer: its shape, its M neighbourhoods of n weights, what each of them costs."""
+    """What a budget knows of one layer: its shape, its M neighbourhoods of n weights, what each of them costs.
+
+    ``table`` is what 1, 2 … M of them cost together, where that is not a multiple of ``cost``, their mean.
+    """
 
     shape: tuple[int, ...]
     count: int
     size: int
     cost: float
+    table: tuple[float, ...] | None = None
+
+    def spent(self, keeps: np.ndarray) -> np.ndarray:
+        """What numbers of neighbourhoods cost together."""
+        return keeps * self.cost if self.table is None else np.asarray(self.table)[keeps - 1]
 
 
 @dataclass(frozen=True)
@@ -51,11 +64,13 @@ class Budget:
     """How much is removed from all pruned layers together, and from which.
 
     Args:
-        weights: the fraction of their weights that is removed, or a schedule of it; 0.9 unless ``macs`` is given.
+        weights: the fraction of their weights that is removed, or a schedule of it; 0.9 unless another one is given.
         macs: instead, the fraction of their multiply-adds, or a schedule of it.
-        allocation: "uniform", "global", "lamp" or "erk".
+        allocation: "uniform", "global", "lamp" or "erk"; with ``latency`` "global" or "lamp".
         floor: the least share of a layer's neighbourhoods that stays; at least one always does.
         round_to: kept neighbourhoods of a layer are a multiple of this (filters in eights, as hardware likes them).
+        latency: instead of weights, and with filters, the fraction of the time that they take, or a schedule of it. It
+            is measured when the pruner is made, where the network and its example inputs are: never the same twice.
 
     >>> Budget(0.95, allocation="lamp").target()
     0.95
@@ -66,18 +81,23 @@ class Budget:
     allocation: str = "global"
     floor: float = 0.0
     round_to: int = 1
+    latency: float | Schedule | None = None
 
     def __post_init__(self) -> None:
-        if self.weights is not None and self.macs is not None:
-            raise bad("macs", self.macs, f"None beside weights={self.weights!r}: a budget has one measure")
+        given = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
+        if len(given) > 1:
+            (first, one), (name, value) = list(given.items())[:2]
+            raise bad(name, value, f"None beside {first}={one!r}: a budget has one measure")
         check_sparsity(self.target())
         check_one_of("allocation", self.allocation, ALLOCATIONS)
+        if self.latency is not None and self.allocation not in TIMED:
+            raise bad("allocation", self.allocation, f"{listed(TIMED)} with a budget of latency")
         check_number("floor", self.floor, number(0, 1))
         check_whole("round_to", self.round_to)
 
     def target(self, epoch: float = math.inf) -> float:
         """The fraction removed at an epoch, by default in the end."""
-        given = self.macs if self.macs is not None else 0.9 if self.weights is None else self.weights
+        given = next((value for name in MEASURES if (value := getattr(self, name)) is not None), 0.9)
         return given(epoch) if isinstance(given, Schedule) else given
 
     def keeps(self, layers: Sequence[Share], means: Sequence[Tensor], epoch: float = math.inf) -> list[int]:
@@ -116,13 +136,18 @@ class Budget:
             group = np.add.reduceat(score, heads) / sizes
             group[: math.ceil(low / step)] = np.inf  # what must stay comes first
             priorities.append(group)
-            costs.append(sizes * layer.cost)
+            costs.append(np.diff(layer.spent(heads + sizes), prepend=0.0))
             owners.append(np.full(len(group), index))
         priority, cost, owner = map(np.concatenate, (priorities, costs, owners))
         order = np.argsort(-priority, kind="stable")
         must = int(np.isinf(priority).sum())
-        total = sum(layer.count * layer.cost for layer in layers)
+        total = sum(float(layer.spent(np.array(layer.count))) for layer in layers)
         spent = np.cumsum(cost[order])
+        if self.latency is not None and spent[must - 1] > (1 - removed) * total:
+            most = 1 - spent[must - 1] / total
+            raise bad(
+                "latency", removed, f"fractions up to {most:.2f}, beyond which layers take their time whatever stays"
+            )
         fits = int(np.searchsorted(spent, (1 - removed) * total * (1 + 1e-12), side="right"))
         groups = np.bincount(owner[order[: max(must, fits)]], minlength=len(layers))
         return [min(layer.count, int(n) * step) for layer, n in zip(layers, groups)]
@@ -195,20 +220,39 @@ def shares_of(
         model: the network.
         layers: what is pruned of it, by name.
         structure: how it is cut.
-        sparsity: what was given for it; a budget of multiply-adds needs ``example_inputs``.
+        sparsity: what was given for it; a budget of multiply-adds or latency needs ``example_inputs``.
         example_inputs: a tensor or a tuple of the model's inputs.
     """
-    uses = dict.fromkeys(layers, 1.0)
-    if isinstance(sparsity, Budget) and sparsity.macs is not None:
+    uses, times = dict.fromkeys(layers, 1.0), None
+    if isinstance(sparsity, Budget) and (sparsity.macs is not None or sparsity.latency is not None):
         if example_inputs is None:
-            raise bad("example_inputs", None, "a tensor or a tuple of inputs, with a budget of multiply-adds")
-        uses = places(model, layers, example_inputs)
+            raise bad(
+                "example_inputs", None, "a tensor or a tuple of inputs, with a budget of multiply-adds or latency"
+            )
+        if sparsity.macs is not None:
+            uses = places(model, layers, example_inputs)
+        else:
+            times = timed(model, layers, structure, example_inputs)
     shares = {}
     for name, module in layers.items():
         kind, shape = as_structure(structure, module), tuple(module.weight.shape)  # type: ignore[arg-type]
         size = kind.size(shape)
-        shares[name] = Share(shape, kind.count(shape), size, size * uses[name])
+        count, table = kind.count(shape), None if times is None else times[name]
+        shares[name] = Share(shape, count, size, size * uses[name] if table is None else table[-1] / count, table)
     return shares
+
+
+def timed(
+    model: nn.Module, layers: Mapping[str, nn.Module], structure: Structure, example_inputs: Any
+) -> dict[str, tuple[float, ...]]:
+    """The tables of a budget of latency, where there can be one."""
+    if structure.name != "filter":
+        raise bad(
+            "structure", structure.name, "'filter' with a budget of latency: other zeros save no time by themselves"
+        )
+    if active():
+        raise UserError("a budget of latency is measured, and each process would find another: use macs instead")
+    return tables(model, layers, example_inputs)
 
 
 @torch.no_grad()

@@ -28,7 +28,18 @@ def bad(name: str, value: Any, allowed: str) -> UserError:
     >>> bad("seed", -1, "whole numbers from 0")
     UserError('seed is -1: allowed are whole numbers from 0')
     """
-    return UserError(f"{name} is {value!r}: allowed are {allowed}")
+    return UserError(f"{name} is {shown(value)}: allowed are {allowed}")
+
+
+def shown(value: Any, most: int = 120) -> str:
+    """A value in one line, however large it is."""
+    return one_line(repr(value), most)
+
+
+def one_line(text: str, most: int) -> str:
+    """At most so many characters of what may be anybody's text, on one line."""
+    text = " ".join(text.split("\n"))
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def listed(values: Iterable[Any]) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .distributed import Whole, leave_out, rehome, reshard
+from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
+from .distributed import Whole, leave_out, rehome, reshard, whole
+from .importance import Score
 from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
 from .samplers import stream
@@ -16,7 +18,7 @@ from .site import Site
 
 
 class Drawing:
-    """Masks over the weights of ``layers``; the model is changed in place.
+    r"""Masks over the weights of ``layers``; the model is changed in place.
 
     Args:
         model: the network.
@@ -26,7 +28,8 @@ class Drawing:
         gradient: what reaches a masked weight (see :mod:`gibbsprune.masking`).
         survivors: what is left of the others.
         seed: of the random streams.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        importance: what takes the place of the weight's magnitude (:mod:`gibbsprune.importance`).
     """
 
     def __init__(
@@ -39,18 +42,24 @@ class Drawing:
         survivors: str,
         seed: int,
         sweeps: int,
+        importance: str = "magnitude",
     ) -> None:
         self.model, self.layers, self.sites, self.pruned = model, dict(layers), dict(sites), pruned
         self.gradient, self.seed, self.sweeps = gradient, seed, sweeps
         self.generators: dict[torch.device, torch.Generator] = {}
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
+        self.scores: dict[str, Score] = {}
+        self.warm = any(site.warm for site in sites.values())
         self.masks = {
             name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient, survivors)  # type: ignore[arg-type]
             for name, module in self.layers.items()
         }
         for name, module in self.layers.items():
             attach(module, self.masks[name])
+            if importance != "magnitude":
+                masked = self.masks[name]
+                self.scores[name] = masked.score = Score(importance, module, stored_weight(module), masked.seeing)
             rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
         own = ("mask", "converged", "extra", "lost")
         leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
@@ -98,6 +107,7 @@ class Drawing:
             law, weights = self._law(names), self._weights(names)
             device = weights.weights[0].device
             generator = self.generator(device, steps)
+            going = [whole(self.masks[name].mask) for name in names] if self.warm and device in self.before else None
             if again and device in self.before:
                 generator.set_state(self.before[device])
             self.before[device] = generator.get_state()
@@ -105,7 +115,7 @@ class Drawing:
                 masks = law.converged(weights)
             else:
                 how = law.final if last else law.draw
-                masks = how(weights, _betas(beta, device), [generator], self.sweeps)
+                masks = how(weights, _betas(beta, device), [generator], self.sweeps, going)
             found.append((names, masks))
         return found
 
@@ -125,6 +135,16 @@ class Drawing:
         else:
             torch._foreach_zero_(places)
 
+    def diagnose(self, beta: float, draws: int, seed: int) -> Diagnostics:
+        """What the laws of the pruned layers do at this β."""
+        reshard(self.model)
+        found: dict[str, LayerDiagnostics] = {}
+        for names in self.by_device():
+            sites = {name: self.sites[name] for name in names}
+            some = diagnose(sites, self._weights(names), beta, draws, self.sweeps, seed & (2**63 - 1))
+            found.update({layer.name: layer for layer in some.layers})
+        return Diagnostics(beta, [found[name] for name in self.layers if name in found])
+
     def by_device(self) -> list[tuple[str, ...]]:
         """Layers that are really pruned, together where their weights are on the same device."""
         groups: dict[torch.device, list[str]] = {}
@@ -134,7 +154,9 @@ class Drawing:
         return [tuple(names) for names in groups.values()]
 
     def _weights(self, names: tuple[str, ...]) -> Whole:
-        return Whole(stored_weight(self.layers[name]) for name in names)
+        """What the laws are of: the weights, or the scores in their place."""
+        stored = {name: stored_weight(self.layers[name]) for name in names}
+        return Whole(self.scores[name](weight) if name in self.scores else weight for name, weight in stored.items())
 
     def _law(self, names: tuple[str, ...]) -> Law:
         if names not in self._laws:
@@ -159,6 +181,8 @@ class Drawing:
         if masks and any(masked.lost is not None for masked in self.masks.values()):
             for names in self.by_device():
                 lost.update(zip(names, self._law(names).lost(self._weights(names))))
+        for score in self.scores.values():
+            score.detach()
         for name, module in self.layers.items():
             burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)), lost.get(name))
             rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from .checks import one_line
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class WriteError(UserError):
 
 
 class ReadError(UserError):
-    """A file could not be read, or holds something else than it should."""
+    """A file could not be read, or holds something else than it should, which may be anything."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(one_line(sentence, 600))
 
 
 class Missing(ReadError):

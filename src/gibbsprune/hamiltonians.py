@@ -8,6 +8,7 @@ with a coupling c (0 for the linear ones), each unordered pair counted once, and
 weights through their squares w², the neighbourhoods' means w̄² and the threshold Q. A *relative* one measures β in units
 of its own field, so that one schedule suits every layer, network and weight decay (:meth:`Hamiltonian.unit`). A new
 Hamiltonian of this form is a subclass that overrides :meth:`Hamiltonian.field`: see docs/adding_a_hamiltonian.md.
+Energies with other pairs are in :mod:`gibbsprune.couplings`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor
 
 from .checks import bad, check_number, check_one_of, listed, number
+from .graphs import Graph
 from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
 from .structures import STRUCTURES, Structure, as_structure, check_mask, given_sparsity
-from .threshold import check_weight, converged_mask, measured
+from .threshold import check_weight, converged_mask, kept_count, measured
 
 LN2 = math.log(2.0)
 
@@ -44,6 +46,10 @@ class Hamiltonian(ABC):
     def field(self, squares: Tensor, means: Tensor, threshold: Tensor) -> Tensor:
         """b, elementwise: ``squares`` is w² as (rows, n), ``means`` w̄² and ``threshold`` Q as (rows, 1)."""
 
+    def families(self, structure: Structure) -> tuple[str, ...]:
+        """The names of :attr:`structures` under which a structure may go beside its own."""
+        return (structure.family,)
+
     def unit(self, threshold: Tensor, size: int) -> Tensor | None:
         """What the field of a layer is divided by, from its Q and its neighbourhoods' size; None for nothing."""
         return None
@@ -55,6 +61,10 @@ class Hamiltonian(ABC):
     def strength(self, size: int) -> float:
         """The coupling of a pair in a neighbourhood of ``size``."""
         return self.coupling
+
+    def pairing(self, shape: Sequence[int], structure: Structure) -> Graph | None:
+        """Which elements of a layer interact, where these are not all of a neighbourhood (:mod:`.couplings`)."""
+        return None
 
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:
         """A sensible annealing of β in this field's units; ``sizes`` are the layers' weight counts."""
@@ -71,6 +81,20 @@ class Hamiltonian(ABC):
             pairs = (spins.sum(-1).square() - spins.shape[-1]) / 2
             total = total - self.strength(spins.shape[-1]) * pairs.sum(-1)
         return total
+
+    def pair_energy(
+        self, spins: Tensor, rows: Tensor, mean: float, shape: Sequence[int], structure: Structure
+    ) -> Tensor | float:
+        """What pairs of :meth:`pairing` add to H of spins (..., rows, n) of a layer with the weights ``rows``.
+
+        Args:
+            spins: ±1.
+            rows: of weights, (rows, n).
+            mean: of a mask's spins at the layer's sparsity.
+            shape: of the layer's weight.
+            structure: how it is cut.
+        """
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -220,7 +244,7 @@ def possible(structure: Structure) -> list[str]:
 
 def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
     """Whether a Hamiltonian is made for a structure, or for the one that it is like."""
-    return bool({structure.name, structure.family} & set(hamiltonian.structures))
+    return bool({structure.name, *hamiltonian.families(structure)} & set(hamiltonian.structures))
 
 
 #: Those of them that are best, in units of the threshold: taken where none is named, so that nobody has to choose a β.
@@ -283,4 +307,6 @@ def energy(
         field = field / unit.clamp_min(1e-300)
     if kind.limited:
         field = field * (real_rows > 0)
-    return chosen.energy(stack.double() * 2 - 1, field).reshape(lead) + limited
+    spins, mean = stack.double() * 2 - 1, 2 * kept_count(sparsity, len(field)) / len(field) - 1
+    pairs = chosen.pair_energy(spins, kind.rows(weight.double()), mean, weight.shape, kind)
+    return (chosen.energy(spins, field) + pairs).reshape(lead) + limited

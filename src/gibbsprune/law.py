@@ -9,7 +9,7 @@ that a model's masks are drawn with a handful of tensor operations whatever its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,16 +17,17 @@ from torch import Tensor
 
 from .checks import check_beta, check_whole
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian
+from .interacting import Interacting, interaction
 from .lanes import Lanes
 from .limited import Limited
 from .samplers import SWEEPS, Rows, Source, draw, kernel
-from .shrinking import lost_share
 from .site import Site
 from .stacks import Stack
 from .structures import Structure, as_structure, given_sparsity
 from .threshold import CHUNK, check_weight, converged_mask
 
 LARGE = 1 << 22  # a layer of more weights than this is not stacked with others
+CONVERGED = 0.999  # the share of weights on which drawn masks equal x_cvg, from which on they count as converged
 
 
 def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str | None:
@@ -55,14 +56,16 @@ class Law:
         for index, site in enumerate(self.sites):
             alone = index if math.prod(site.shape) > LARGE else -1
             split = site.structure.split(site.shape)
-            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, site.limits or (), alone)
+            own = (site.limits or (), *interaction(site))
+            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, *own, alone)
             groups.setdefault(key, []).append(index)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
         ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
-        self.groups: list[_Group | Limited] = []
+        self.groups: list[_Group | Limited | Interacting] = []
         for members in ordered:
-            kind = Limited if self.sites[members[0]].limits else _Group
+            first = self.sites[members[0]]
+            kind = Limited if first.limits else Interacting if first.pairing else _Group
             self.groups.append(kind(self.sites, members))
         self.lanes = Lanes() if lanes else None
 
@@ -78,6 +81,7 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """One mask per site.
 
@@ -85,10 +89,16 @@ class Law:
             weights: of the sites.
             betas: β of each run, on the weights' device.
             generators: the random stream of each run.
-            sweeps: of the chromatic sampler.
+            sweeps: of a chain.
+            before: the masks of the sites, from which warm chains go on; None where all begin anew.
         """
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        jobs = [partial(group.draw, weights, betas, generators, sweeps) for group in self.groups]
+        jobs = [
+            partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps, before=before)
+            if isinstance(group, Interacting)
+            else partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps)
+            for group in self.groups
+        ]
         drawn = self.lanes.run(jobs, betas.device) if self.lanes else [job() for job in jobs]
         for group, rows in zip(self.groups, drawn):
             group.scatter(rows, masks)
@@ -100,15 +110,14 @@ class Law:
         betas: Tensor,
         generators: Sequence[torch.Generator | None],
         sweeps: int = SWEEPS,
+        before: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """The masks with which training ends: one more :meth:`draw`, of the same arguments.
 
         A neighbourhood exactly on Q, by a tie of floating-point numbers, feels no field: it is as in x_cvg.
         """
-        drawn, converged = self.draw(weights, betas, generators, sweeps), self.converged(weights)
-        ties: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        for group in self.groups:
-            group.scatter(group.ties(weights), ties)
+        drawn, converged = self.draw(weights, betas, generators, sweeps, before), self.converged(weights)
+        ties = self._each(lambda group: group.ties(weights))
         return [torch.where(tie, limit, mask) for tie, limit, mask in zip(ties, converged, drawn)]
 
     def pull(self, weights: Sequence[Tensor], betas: Tensor) -> list[Tensor]:
@@ -124,18 +133,18 @@ class Law:
 
     def converged(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """x_cvg of every site."""
-        masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
-        for group in self.groups:
-            group.scatter(group.converged(weights), masks)
-        return masks
+        return self._each(lambda group: group.converged(weights))
 
     def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The share of its value that every weight loses where survivors are shrunk by the threshold."""
-        shares: list[Tensor] = [torch.empty(0)] * len(self.sites)
+        return self._each(lambda group: group.lost(weights))
+
+    def _each(self, of: Callable[[_Group | Limited | Interacting], Tensor]) -> list[Tensor]:
+        """A value for every weight of every site, from the rows that a group gives."""
+        values: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:
-            if isinstance(group, _Group):  # survivors of limited neighbourhoods stay whole
-                group.scatter(group.lost(weights), shares)
-        return shares
+            group.scatter(of(group), values)
+        return values
 
 
 class _Group(Stack):
@@ -145,21 +154,6 @@ class _Group(Stack):
         super().__init__(sites, members)
         self.split = self.sites[0].structure.split(self.sites[0].shape)
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
-
-    def squares(self, weights: Sequence[Tensor]) -> Tensor:
-        """w² of all sites, (rows, n)."""
-        return self.rows(weights).square()
-
-    def means(self, squares: Tensor) -> Tensor:
-        return squares.flatten() if self.size == 1 else squares.mean(1)
-
-    def converged(self, weights: Sequence[Tensor]) -> Tensor:
-        """x_cvg of all rows."""
-        return self.segments.converged(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
-
-    def ties(self, weights: Sequence[Tensor]) -> Tensor:
-        """Which rows feel no field."""
-        return self.segments.on_threshold(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
 
     def draw(
         self,
@@ -219,13 +213,6 @@ class _Group(Stack):
         field = self.hamiltonian.field(squares, squares, self.segments.spread(threshold)[:, None]) * scale
         keep = (-2 * field).sigmoid_()
         return keep * (1 - keep) * 2 * scale * self.hamiltonian.slope(squares)
-
-    def lost(self, weights: Sequence[Tensor]) -> Tensor:
-        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
-        means = self.means(self.squares(weights))
-        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
-        lost = lost if self.segments.fixed else lost.masked_fill(self.segments.kept_whole(means.device), 0)
-        return lost[:, None].expand(-1, self.size)
 
     def _draw_rows(self, columns: Sequence[Tensor], source: Source, sweeps: int, draws: int = 1) -> Tensor:
         squares, means, threshold, scale, beta = columns

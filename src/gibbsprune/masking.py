@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -28,10 +28,14 @@ from torch.nn.utils import parametrize
 from .checks import check_one_of
 from .distributed import cut_like, plain_class
 from .errors import UserError
-from .shrinking import shrunk_mask
-from .site import GRADIENTS, SURVIVORS
+from .importance import Score
+from .site import GRADIENTS
 from .structures import Structure, as_structure, is_ours
+from .survivors import SURVIVORS, shrunk_mask
 from .threshold import converged_mask
+
+#: What a masked layer's weight and mask are called in the state of its model.
+STORED, MASK = ".parametrizations.weight.original", ".parametrizations.weight.0.mask"
 
 
 class Masked(nn.Module):
@@ -60,6 +64,10 @@ class Masked(nn.Module):
             masked = masked + (weight - weight.detach()) * self.extra  # of value 0
         return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
 
+    def seeing(self) -> Tensor:
+        """Which weights get a gradient: those that the mask keeps, or all."""
+        return self.mask if self.extra is None else torch.ones_like(self.mask)
+
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
         return weight
@@ -86,12 +94,15 @@ class GibbsMasked(Masked):
         self.structure, self.sparsity = structure, sparsity
         like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
         self.register_buffer("converged", torch.ones_like(like), persistent=False)
+        self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
         kind = self.structure
+        if self.score is not None:
+            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)
@@ -187,16 +198,57 @@ def attach(module: nn.Module, masked: Masked) -> None:
 
     torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
     """
-    weight = cast(nn.Parameter, module.weight)
+    weight, alone = cast(nn.Parameter, module.weight), not parametrize.is_parametrized(module)
     module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
     parametrize.register_parametrization(module, "weight", masked, unsafe=True)
     cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
+    if alone:
+        type(module).__reduce_ex__ = _reduce  # type: ignore[method-assign, assignment]  # the class is the module's own
+
+
+def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
+    """A masked module as pickle takes it: one of its own class, which is masked again when it is made.
+
+    So a masked model can be saved whole and be passed to another process; torch refuses that for parametrised modules,
+    whose class it makes at run time.
+    """
+    if "__reduce_ex__" not in vars(type(module)):
+        raise UserError("a masked layer in shards cannot be pickled: save its state_dict()")
+    state = dict(module.__dict__)
+    modules = dict(module._modules)
+    chain = cast(nn.ModuleDict, modules.pop("parametrizations"))
+    if list(chain) != ["weight"] or len(chain["weight"]) != 1:  # type: ignore[arg-type]
+        raise UserError("a masked layer with further parametrisations cannot be pickled: save its state_dict()")
+    state["_modules"] = modules
+    masked, weight = chain["weight"][0], chain["weight"].original  # type: ignore[index]
+    return _empty, (type(module).__bases__[0],), (state, masked, weight), None, None, _mask_again
+
+
+def _empty(cls: type[nn.Module]) -> nn.Module:
+    return cls.__new__(cls)
+
+
+def _mask_again(module: nn.Module, saved: tuple[dict[str, Any], Masked, nn.Parameter]) -> None:
+    state, masked, weight = saved
+    module.__setstate__(state)
+    module.weight = weight
+    attach(module, masked)
 
 
 def stored_weight(module: nn.Module) -> nn.Parameter:
     """The weight under the mask, which the optimiser trains."""
     parametrizations = cast(nn.ModuleDict, module.parametrizations)
     return cast(nn.Parameter, parametrizations["weight"].original)
+
+
+def masked_layers(model: nn.Module) -> set[str]:
+    """The names of the layers that carry a mask, whoever draws it."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if parametrize.is_parametrized(module, "weight")
+        and any(isinstance(part, Masked) for part in module.parametrizations["weight"])
+    }
 
 
 def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mapping[str, Masked]) -> None:
@@ -233,6 +285,34 @@ def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> No
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
                 f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
             )
+
+
+def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]:
+    """The state of a masked model, as a checkpoint of its training has it, for a model without masks.
+
+    ::
+
+        state = torch.load("epoch=7.ckpt", weights_only=True)["state_dict"]
+        model.load_state_dict(gp.plain_state(state))
+
+    Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
+    the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
+    Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
+    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
+    """
+    if not isinstance(state, Mapping):
+        raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
+    plain: dict[str, Any] = {}
+    for name, value in state.items():
+        if name.endswith(STORED):
+            layer = name.removesuffix(STORED)
+            mask = state.get(f"{layer}{MASK}")
+            if not isinstance(mask, Tensor) or mask.shape != value.shape:
+                raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
+            plain[f"{layer}.weight"] = value * mask if masked else value
+        elif not (name.endswith(MASK) and f"{name.removesuffix(MASK)}{STORED}" in state):
+            plain[name] = value
+    return plain
 
 
 def pack(mask: Tensor) -> Tensor:

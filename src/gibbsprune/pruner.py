@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,30 @@ from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
+from .diagnostics import Diagnostics
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
+from .importance import check_importance
+from .law import CONVERGED
 from .masking import GibbsMasked, pack, stored_weight
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, check_survivors, layer_site
+from .site import Site, check_device, check_gradient, layer_site
 from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
+from .survivors import SURVIVORS
 from .threshold import mean_squares
+
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
-    """Trains and prunes a model at the same time.
+    r"""Trains and prunes a model at the same time.
 
     ::
 
@@ -67,7 +74,10 @@ class GibbsPruner:
             that weights come and go at zero (see :mod:`gibbsprune.masking`).
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
-        sweeps: of the chromatic sampler.
+        sweeps: of a chain.
+        warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
+        importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times
+            weight) or "wanda" (weight times activation); see :mod:`gibbsprune.importance`.
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
@@ -88,6 +98,8 @@ class GibbsPruner:
         survivors: str = "whole",
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
+        warm: bool = False,
+        importance: str = "magnitude",
         check_ranks: int = 100,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -103,9 +115,10 @@ class GibbsPruner:
         self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
         check_gradient(gradient, sites.values())
-        check_survivors(survivors, kind)
+        check_one_of("survivors", survivors, SURVIVORS)
+        check_importance(importance, self.hamiltonian, gradient)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -116,7 +129,7 @@ class GibbsPruner:
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
         pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps)
+        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -128,6 +141,7 @@ class GibbsPruner:
     def _site(self, name: str, kind: Structure, sampler: str) -> Site:
         module, target = self._layers[name], self._targets[name]
         structure = as_structure(kind, module)
+        check_device(f"the device of layer {name!r}", module.weight.device)  # type: ignore[arg-type]
         shape = tuple(module.weight.shape)  # type: ignore[arg-type]
         return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
 
@@ -182,7 +196,10 @@ class GibbsPruner:
     @torch._disable_dynamo
     def step(self) -> None:
         """Draws the next masks: call it after every optimiser step."""
-        self._check_open("step", look=self.steps % 100 == 0)  # walking through the model each time would be felt
+        now_and_then = self.steps % 100 == 0  # each time would be felt
+        self._check_open("step", look=now_and_then)
+        if now_and_then:
+            self._check_finite()
         if self.check_ranks and self.steps % self.check_ranks == 0:
             streams = (generator.get_state() for generator in self._drawing.generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
@@ -208,28 +225,30 @@ class GibbsPruner:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def finalize(self, draw: str = "sample") -> nn.Module:
+    def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="sample"`` takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing
-        has changed since. ``"converged"`` takes x_cvg. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
+        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
+        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
+        trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
-        reshard(self.model)
-        for name, module in self._layers.items():
-            if not bool(torch.isfinite(whole(stored_weight(module))).all()):
-                raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
+        self._check_finite()
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
-        for name, mask in final.items():
-            self.masks[name].mask.copy_(mask)
-        if draw == "sample" and (agreement := self.agreement()) < 0.999:
+        if draw == "sample":
+            for name, mask in final.items():
+                self.masks[name].mask.copy_(mask)
+        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             c = self.hamiltonian.coupling
             larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
+            what, remedy = "the network was trained with other masks than it ends with", ""
+            if draw == "sample":
+                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
             warnings.warn(
                 f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so the sparsity is not exact; anneal to a higher beta{larger} or use "
-                f"finalize(draw='converged')",
+                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
                 stacklevel=3,  # no_grad's wrapper is one
             )
         self._drawing.take_off(final)
@@ -242,6 +261,21 @@ class GibbsPruner:
         """Removes the masks and leaves the weights as they are; the pruner is done."""
         self._drawing.take_off({})
         self.finalized = True
+
+    def _check_finite(self) -> None:
+        """Refuses weights that are no numbers any more, of which no mask can be drawn."""
+        reshard(self.model)
+        weights = {name: stored_weight(module) for name, module in self._layers.items()}
+        if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
+            return  # a captured graph must not wait for an answer
+        finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
+        lost = [name for name, all_finite in finite.items() if not bool(all_finite)]
+        if lost:
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            raise UserError(
+                f"layer {lost[0]!r}{more} holds NaN or infinite weights after {self.steps} steps: the training has "
+                "diverged; a smaller learning rate or clipped gradients may help"
+            )
 
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
@@ -260,10 +294,19 @@ class GibbsPruner:
             site, target = self._drawing.sites[name], self._targets[name]
             zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else site.at(target).removed  # type: ignore[arg-type]
             kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
+            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others = other_weights(self.model, {*self._layers, *self._skipped})
         return Summary(self._kind.spelling, layers, dict(self._skipped), total, others, self._kind.plural)
+
+    def diagnostics(self, draws: int = 16) -> Diagnostics:
+        """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
+
+        Measured on ``draws`` masks of its own, of a chain on two of as many sweeps as the pruner makes: training is not
+        touched. See docs/how_to/diagnostics.md.
+        """
+        self._check_open("diagnostics")
+        return self._drawing.diagnose(self.beta, check_whole("draws", draws, 2), self.seed + self.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_sparsity, check_whole
+from .checks import check_sparsity, check_whole, one_line, shown
 from .errors import UserError
 from .masking import unpack
 from .text import first_line
@@ -33,8 +33,8 @@ class Saved:
 def read_state(state: Any, masks: Mapping[str, Tensor], devices: Iterable[torch.device]) -> Saved:
     """The state of a pruner of these masks; ``epoch`` is as it was saved."""
     version = state.get("version") if isinstance(state, Mapping) else None
-    if version != 1:
-        raise UserError(f"the saved pruner's state has version {version!r}: allowed is 1")
+    if not isinstance(version, int) or version != 1:
+        raise UserError(f"the saved pruner's state has version {shown(version)}: allowed is 1")
     if lacking := [key for key in NEEDED if key not in state]:
         raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
     devices = list(devices)
@@ -61,7 +61,7 @@ def _sparsities(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, float]:
 def _masks(saved: Any, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     given = set(saved) if isinstance(saved, Mapping) else set()
     if given != set(masks):
-        other = ", ".join(sorted(map(str, given ^ set(masks))))
+        other = one_line(", ".join(sorted(map(str, given ^ set(masks)))), 200)
         raise UserError(f"the saved pruner has other layers than this one: {other}")
     for name, mask in masks.items():
         bits = saved[name]

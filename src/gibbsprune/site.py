@@ -10,6 +10,7 @@ import torch
 
 from .checks import bad, check_one_of, check_sparsity
 from .errors import UserError
+from .graphs import Graph
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .limits import check_room
 from .samplers import resolve
@@ -18,8 +19,6 @@ from .threshold import kept_count, position
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
 GRADIENTS = ("masked", "straight-through", "law")
-#: What a mask leaves of the weights that it keeps.
-SURVIVORS = ("whole", "shrunk")
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Site:
     sparsity: float
     sampler: str = "auto"
     run: int = 0
+    sweeps: int | None = None  # of a chain; None for as many as whoever draws says
+    warm: bool = False  # whether a chain goes on from the mask before
 
     @property
     def count(self) -> int:
@@ -40,6 +41,11 @@ class Site:
     @property
     def size(self) -> int:
         return self.structure.size(self.shape)
+
+    @property
+    def pairing(self) -> Graph | None:
+        """Which elements interact, where the Hamiltonian has pairs of its own."""
+        return self.hamiltonian.pairing(self.shape, self.structure)
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -76,7 +82,8 @@ class Site:
         if limits and limits[0] < limits[1]:
             check_room(sparsity, kept_count(sparsity, total), limits[1], self.size, self.count)
         limited = self.structure.limited
-        return replace(self, sparsity=sparsity, sampler=resolve(self.sampler, self.hamiltonian, self.size, limited))
+        chosen = resolve(self.sampler, self.hamiltonian, self.size, limited, self.pairing)
+        return replace(self, sparsity=sparsity, sampler=chosen)
 
 
 def off_edge(sparsity: float, count: int) -> float:
@@ -122,6 +129,14 @@ def layer_site(
     return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
 
 
+def check_device(what: str, device: torch.device) -> None:
+    """Refuses Apple's GPUs, which have no float64: thresholds and laws are worked out in it."""
+    if device.type == "mps":
+        raise UserError(
+            f"{what} is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does not have"
+        )
+
+
 def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
     """The law's own gradient is that of weights which are drawn by themselves."""
     check_one_of("gradient", gradient, GRADIENTS)
@@ -129,10 +144,3 @@ def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
         if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
             kinds = f"{site.hamiltonian!r} and {site.structure.plural}"
             raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")
-
-
-def check_survivors(survivors: str, structure: Structure) -> None:
-    """What a layer's threshold shrinks must be compared with it."""
-    check_one_of("survivors", survivors, SURVIVORS)
-    if survivors != "whole" and structure.limited:
-        raise bad("survivors", survivors, f"'whole' with structure {structure.spelling!r}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from .hamiltonians import Binary, log_p_converged
 from .samplers import Source, two_point
 from .site import Site
+from .survivors import lost_share
 from .threshold import CHUNK, Segments
 
 LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
@@ -80,6 +81,29 @@ class Stack:
 
         flat = mask.reshape(-1)[self.segments.constant("back", mask.device, make)]
         return [part.view(site.shape) for part, site in zip(flat.split(self.sizes), self.sites)]
+
+    def squares(self, weights: Sequence[Tensor]) -> Tensor:
+        """w² of all sites, (rows, n)."""
+        return self.rows(weights).square()
+
+    def means(self, squares: Tensor) -> Tensor:
+        return squares.flatten() if self.size == 1 else squares.mean(1)
+
+    def converged(self, weights: Sequence[Tensor]) -> Tensor:
+        """x_cvg of all rows."""
+        return self.segments.converged(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
+
+    def lost(self, weights: Sequence[Tensor]) -> Tensor:
+        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
+        means = self.means(self.squares(weights))
+        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
+        if not self.segments.fixed:
+            lost = lost.masked_fill(self.segments.kept_whole(means.device), 0)
+        return lost[:, None].expand(-1, self.size)
+
+    def ties(self, weights: Sequence[Tensor]) -> Tensor:
+        """Which rows feel no field."""
+        return self.segments.on_threshold(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
 
     def scales(self, betas: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
         """β of every site, and what its field is multiplied by: β in the field's own unit."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from .samplers import CHAINS
 from .text import columns
 
 
@@ -21,6 +23,7 @@ class LayerSummary:
     size: int
     target: float
     achieved: float
+    sampler: str = ""
 
     @property
     def weights(self) -> int:
@@ -79,7 +82,17 @@ class Summary:
             few = "" if self.coverage >= 0.5 else ", less than half"
             share = f"covers {self.weights} of {self.parameters} parameters ({100 * self.coverage:.1f} %{few})"
             left.insert(0, share)
+        if ways := Counter(layer.sampler for layer in self.layers if layer.sampler):
+            left.insert(0, "drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
+
+
+def _way(sampler: str) -> str:
+    return f"{sampler} (a chain)" if sampler in CHAINS else f"{sampler} (exact)"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
 
 
 def other_weights(model: nn.Module, known: set[str]) -> dict[str, str]:

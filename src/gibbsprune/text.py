@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -56,3 +60,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -
     first, *rest = aligned([header, *rows], left)
     rule = ["-" * len(cell) if i < left else "-" * (len(cell) - 1) + ":" for i, cell in enumerate(first)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [first, rule, *rest])
+
+
+def shown(header: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> str:
+    """A table to print: on a terminal that it is too wide for, columns become rows."""
+    text = table(header, rows, left)
+    if not sys.stdout.isatty() or len(text.partition("\n")[0]) <= shutil.get_terminal_size().columns:
+        return text
+    lines = list(zip(header, *rows))
+    return table(lines[0], lines[1:])
+
+
+def command(arguments: str) -> str:
+    """A line that runs gibbsprune from here as it was run: by name where the shell finds that, else by path."""
+    here, name = Path(sys.argv[0]), "gibbsprune"
+    if here.name == "__main__.py" and here.parent.name == name:
+        name = f"{_near(sys.executable)} -m {name}"
+    elif here.name == name and os.path.realpath(shutil.which(name) or "") != os.path.realpath(here):
+        name = _near(here)
+    return f"{name} {arguments}"
+
+
+def _near(path: str | Path) -> str:
+    """The path from here, where that is below."""
+    near = os.path.relpath(path)
+    return str(path) if near.startswith(os.pardir) else near

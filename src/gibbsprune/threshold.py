@@ -51,11 +51,11 @@ def kept_count(sparsity: float, count: int) -> int:
 
 def mean_squares(weight: Tensor, structure: Structure) -> Tensor:
     """w̄_k², the mean squared weight of every neighbourhood, in float32 or better."""
-    squares = _squares(weight.detach(), structure)
+    squares = squared_rows(weight.detach(), structure)
     return squares.flatten() if squares.shape[1] == 1 else squares.mean(1)
 
 
-def _squares(weight: Tensor, structure: Structure) -> Tensor:
+def squared_rows(weight: Tensor, structure: Structure) -> Tensor:
     """w² as (rows, n), in float32 or better."""
     rows = structure.rows(weight)
     return rows.to(torch.promote_types(rows.dtype, torch.float32)).square()
@@ -107,7 +107,7 @@ def threshold(weight: Tensor, sparsity: float | None = None, structure: str | St
 
 def measured(weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, Tensor, Tensor]:
     """What a field is made of: w² as (rows, n), what Q is compared with, w̄² or each weight's own, and Q."""
-    squares = _squares(weight, structure)
+    squares = squared_rows(weight, structure)
     if not structure.limited:
         means = mean_squares(weight, structure)
         return squares, means[:, None], quantile(means, sparsity)
@@ -132,7 +132,7 @@ def converged_mask(weight: Tensor, sparsity: float | None = None, structure: str
     kind = as_structure(structure)
     sparsity = given_sparsity(sparsity, kind)
     if kind.limited:
-        squares, total = _squares(check_weight(weight), kind), weight.numel()
+        squares, total = squared_rows(check_weight(weight), kind), weight.numel()
         mask = limits.keep(squares, kind.limits(weight.shape), kept_count(sparsity, total), total)
         return kind.unrows(mask, weight.shape)
     means = mean_squares(check_weight(weight), kind)

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from gibbsprune import __version__
@@ -20,7 +21,7 @@ from gibbsprune.errors import UserError
 
 EPILOG = """\
 try:
-  gibbsprune demo                                      a first look, under three minutes on a CPU
+  gibbsprune demo                                      a first look, a minute on a CPU
   gibbsprune train --model resnet8 --sparsity 0.95     prune a small network on the embedded digits
   gibbsprune compare --sparsity 0.9                    all methods on the digits, in one table and one picture
   gibbsprune data get cifar10                          fetch CIFAR-10, then:
@@ -40,10 +41,22 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def build_parser() -> Parser:
-    """The parser of all commands."""
-    from gibbsprune.cli import compare, data, demo, describe, export, profile, sweep, train, tune
+#: The commands, one module each, and what they do.
+COMMANDS = {
+    "train": "train and prune a network, or resume a run",
+    "sweep": "any set of runs, declared in a file: run, status, report",
+    "compare": "train all methods on one task: one table, one picture",
+    "tune": "tune β ranges and the coupling on held-out training images",
+    "demo": "a first look: a small network on digits, smaller and faster, in a minute on a CPU",
+    "export": "write a run's network for use elsewhere, checked",
+    "profile": "measure a network: size, multiply-adds, latency; dense, pruned and compact",
+    "data": "fetch a data set",
+    "describe": "count the parameters of networks by kind",
+}
 
+
+def build_parser(only: str | None = None) -> Parser:
+    """The parser of all commands; with ``only`` the options of that one alone, as loading the others takes long."""
     parser = Parser(
         prog="gibbsprune",
         description="Train a network and prune it at the same time, with masks from an annealed Gibbs law.",
@@ -53,8 +66,11 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"gibbsprune {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in (train, sweep, compare, tune, demo, export, profile, data, describe):
-        module.add_parser(commands)
+    for name, meaning in COMMANDS.items():
+        if only in (None, name):
+            import_module(f"gibbsprune.cli.{name}").add_parser(commands, meaning)
+        else:
+            commands.add_parser(name, help=meaning)
     return parser
 
 
@@ -65,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show β shows a question mark
             stream.reconfigure(errors="replace")
     try:
-        parser = build_parser()
+        parser = build_parser(arguments[0] if arguments else "")
         if not arguments:
             parser.print_help()
             return 0
@@ -73,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{empty} has an empty value; give it one, or leave it out")
         if foreign := [argument for argument in arguments if not _is_text(argument)]:
             raise UserError(f"{foreign[0]!r} is not text in UTF-8; choose another name")
+        if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}"
+            raise UserError(f"unknown command {arguments[0]!r}; {hint}")
         options, unknown = parser.parse_known_args(arguments)
         if unknown:
             raise UserError(_unknown(unknown[0], getattr(options, "parser", parser)))

@@ -20,11 +20,11 @@ A method may be named with settings, and several times with different ones:
 The same command continues a comparison that was stopped, and takes what it finished before."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``compare`` to the commands."""
     parser = commands.add_parser(
         "compare",
-        help="train all methods on one task: one table, one picture",
+        help=meaning,
         description="Train all methods that have a structure, over several seeds, and compare them: accuracy,\n"
         "sparsity, epochs and time in one table, and accuracy against epochs in a picture.",
         epilog=EPILOG,
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--seeds", type=seed_list, default=[0, 1, 2], metavar="A-B", help="runs of each method (0-2)")
 
     how = parser.add_argument_group("how")
-    how.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    how.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own; plain for your .npz)")
     how.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     how.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
     how.add_argument("--out", metavar="FOLDER", help="for tables and runs (runs/compare-<data>-<model>-…)")

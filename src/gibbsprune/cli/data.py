@@ -9,11 +9,12 @@ import sys
 from typing import Any
 
 from gibbsprune.errors import UserError
+from gibbsprune.text import command
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``data`` to the commands."""
-    parser = commands.add_parser("data", help="fetch a data set", description="Fetch a data set.")
+    parser = commands.add_parser("data", help=meaning, description="Fetch a data set.")
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     get = actions.add_parser(
         "get",
@@ -45,7 +46,7 @@ def handle(options: argparse.Namespace) -> int:
     if options.root is not None:
         print(f"To train with it: export GIBBSPRUNE_DATA={shlex.quote(os.path.abspath(options.root))}")
     else:
-        print("Train with it: gibbsprune train --data cifar10")
+        print(f"Train with it: {command('train --data cifar10')}")
     return 0
 
 

@@ -6,11 +6,11 @@ import argparse
 from typing import Any
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``describe`` to the commands."""
     parser = commands.add_parser(
         "describe",
-        help="count the parameters of networks by kind",
+        help=meaning,
         description="Count the parameters of networks by kind, as the paper's Table I does.",
         allow_abbrev=False,
     )

@@ -12,11 +12,11 @@ from gibbsprune.errors import UserError
 from gibbsprune.structures import as_structure
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``profile`` to the commands."""
     parser = commands.add_parser(
         "profile",
-        help="measure a network: size, multiply-adds, latency; dense, pruned and compact",
+        help=meaning,
         description="Count and time a network, layer by layer: dense, pruned and compact, in interleaved rounds.",
         allow_abbrev=False,
     )
@@ -67,15 +67,17 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def run_forms(path: Path, trust: bool = False) -> tuple[str, dict[str, Any], Any, Path]:
-    """A run's title, its network dense (newly initialised), pruned and compact, images, and its folder."""
-    from gibbsprune import data
-    from gibbsprune.export.compaction import compact
-    from gibbsprune.export.runs import load_run
-    from gibbsprune.training.network import new_model
+    """A run's title, its network dense, pruned and compact, images, and its folder.
+
+    Batch norms are folded in all three. The dense one is the run's own, with values in the place of its zeros.
+    """
+    from gibbsprune.export.compaction import compact, folded
+    from gibbsprune.export.runs import load_run, refilled
 
     run = load_run(path, images=128, trust=trust)
-    forms = {"dense": new_model(run.spec, data.load(run.spec.data)), "pruned": run.model}
-    forms["compact"] = compact(run.model, run.images[:2], fold_batch_norm=True, prefer="speed")
+    x = run.images[:2]
+    forms = {"dense": folded(refilled(run.model), x), "pruned": folded(run.model, x)}
+    forms["compact"] = compact(run.model, x, fold_batch_norm=True, prefer="speed")
     if run.spec.method == "dense":
         del forms["pruned"]
     return f"{run.path.name}: {run.spec.model}", forms, run.images, run.path
@@ -85,8 +87,9 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     """An untrained network by name, dense and, where a sparsity is given, pruned and compact."""
     import torch
 
-    from gibbsprune.export.compaction import compact
+    from gibbsprune.export.compaction import compact, folded
     from gibbsprune.export.onnx import first_line
+    from gibbsprune.export.runs import refilled
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
 
@@ -103,10 +106,12 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     if sparsity is None:
         return f"{name}, untrained", forms, x
     pruned = build(name, 10, 3, torch.Generator().manual_seed(0))
+    forms["dense"] = folded(refilled(forms["dense"]), x[:2])
     first = next((n for n, m in pruned.named_modules() if isinstance(m, torch.nn.Conv2d)), None)
     pruner = GibbsPruner(pruned, sparsity=sparsity, structure=structure, exclude=[first] if first else None)
-    forms["pruned"] = pruner.finalize("converged").eval()
-    forms["compact"] = compact(forms["pruned"], x[:2], fold_batch_norm=True, prefer="speed")
+    pruned = pruner.finalize()
+    forms["pruned"] = folded(pruned, x[:2])
+    forms["compact"] = compact(pruned, x[:2], fold_batch_norm=True, prefer="speed")
     return f"{name}, untrained, {as_structure(structure).plural} pruned at {sparsity:.0%}", forms, x
 
 

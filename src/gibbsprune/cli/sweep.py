@@ -25,11 +25,11 @@ _ORDERS = ("device", "budget", "workers", "at_most", "leave_unfinished", "drop_m
            "autotune", "engine", "address", "cpus", "gpus")  # fmt: skip
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``sweep`` to the commands."""
     parser = commands.add_parser(
         "sweep",
-        help="any set of runs, declared in a file: run, status, report",
+        help=meaning,
         description="Run any set of runs, here or on a cluster: one result file per run, and one page.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

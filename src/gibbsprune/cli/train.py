@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from typing import Any
 
+from gibbsprune.checks import listed
 from gibbsprune.cli.launch import speaks
 from gibbsprune.cli.values import (
     add_recipe_options,
@@ -26,7 +27,7 @@ from gibbsprune.samplers import NAMES
 from gibbsprune.structures import EXAMPLES, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import PRECISIONS, RunSpec, default_recipe, scale_recipe
+from gibbsprune.training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -44,11 +45,11 @@ _FIELDS = (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``train`` to the commands."""
     parser = commands.add_parser(
         "train",
-        help="train and prune a network, or resume a run",
+        help=meaning,
         description="Train and prune a network, by Gibbs pruning or another method. All of it lands in a run folder.",
         epilog=_methods(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,10 +77,12 @@ def add_parser(commands: Any) -> None:
     how.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out layers of such names")
 
     long = parser.add_argument_group("how long and how")
-    long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own, else paper)")
+    long.add_argument("--recipe", metavar="NAME", help=f"{', '.join(RECIPES)} (the data's own; plain for your .npz)")
     long.add_argument("--epochs", type=whole, metavar="N", help="scales the recipe: milestones and annealing too")
     long.add_argument("--stretch", type=whole, metavar="S", help="every epoch of the schedules S times (1)")
     long.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
+    waiting = "several processes: give up on one that does not answer for so long (1800)"
+    long.add_argument("--rank-timeout", type=number, metavar="SECONDS", help=waiting)
     long.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (auto)")
 
     timed = "cuda: cuDNN times its kernels; faster, but a resumed run may differ in the last bits"
@@ -90,7 +93,9 @@ def add_parser(commands: Any) -> None:
     kept.add_argument("--resume", metavar="FOLDER", help="continue the run in this folder, bit for bit")
     add_trust(kept)
     kept.add_argument("--checkpoint-every", type=every, metavar="N", help="epochs (1), or seconds such as 60s")
-    kept.add_argument("--tensorboard", action="store_true", help="write TensorBoard events as well")
+    kept.add_argument(
+        "--log", action="append", metavar="NAME", help="tell every epoch to tensorboard, mlflow or wandb, too"
+    )
     kept.add_argument("--dry-run", action="store_true", help="two steps, then the plan; nothing is written")
     kept.add_argument("--show-recipe", action="store_true", help="print the recipe as it would be used")
     add_setting_options(parser)
@@ -128,12 +133,12 @@ def handle(options: argparse.Namespace) -> int:
 
     epochs, seconds = options.checkpoint_every or (1, 0.0)
     device = options.device or "auto"
-    with ranks.join(device) as joined:
+    with ranks.join(device, options.rank_timeout) as joined:
         outcome = run.start(
             specs,
             out=options.out,
             device=device,
-            options=run.Options(epochs, seconds, options.tensorboard, options.autotune),
+            options=run.Options(epochs, seconds, tuple(options.log or ()), options.autotune),
             command=options.command_line,
             ranks=joined,
         )
@@ -168,14 +173,14 @@ def chosen_specs(options: argparse.Namespace, chosen: Recipe) -> list[RunSpec]:
             raise UserError(f"--{name} is for methods that prune, not for 'dense'")
     settings = setting_values(options)
     made = [RunSpec(data=data, recipe=chosen, seed=seed, settings=settings, **fields) for seed in seeds]
-    if "coupling" in fields and made[0].hamiltonian != "quadratic":
-        raise UserError(f"--coupling is for hamiltonian 'quadratic', not for {made[0].hamiltonian!r}")
+    if "coupling" in fields and made[0].hamiltonian not in COUPLED:
+        raise UserError(f"--coupling is for hamiltonian {listed(COUPLED)}, not for {made[0].hamiltonian!r}")
     return made
 
 
 def _resume(options: argparse.Namespace) -> int:
     """Continue a run as it was started; only the device may change."""
-    free = ("resume", "trust", "device", "handler", "parser", "command", "command_line")
+    free = ("resume", "trust", "device", "rank_timeout", "handler", "parser", "command", "command_line")
     for name, value in vars(options).items():
         if name not in free and value is not None and value is not False:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
@@ -184,7 +189,7 @@ def _resume(options: argparse.Namespace) -> int:
     from gibbsprune.training import ranks, run
     from gibbsprune.training.folder import RunFolder
 
-    with ranks.join(options.device or "auto") as joined:
+    with ranks.join(options.device or "auto", options.rank_timeout) as joined:
         outcome = trusting(
             options,
             lambda trust: run.resume(

@@ -10,9 +10,8 @@ from gibbsprune.cli.sweep import add_how, finish, orders_of
 from gibbsprune.cli.values import check_counts, number, seed_list, whole
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, meaning: str) -> None:
     """Add ``tune`` to the commands."""
-    meaning = "tune β ranges and the coupling on held-out training images"
     parser = commands.add_parser("tune", help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
     parser.add_argument(
         "--data", default="cifar10", metavar="NAME", help="cifar10, digits, or your own path.npz (cifar10)"

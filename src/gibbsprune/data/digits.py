@@ -26,4 +26,4 @@ def load_digits() -> Arrays:
     test = torch.zeros(len(y), dtype=torch.bool)
     for digit in range(10):
         test[(y == digit).nonzero().squeeze(1)[4::5]] = True
-    return Arrays("digits", x[~test], y[~test], x[test], y[test], classes=10)
+    return Arrays("digits", x[~test], y[~test], x[test], y[test], classes=10, class_names=tuple("0123456789"))

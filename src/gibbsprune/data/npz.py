@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..archives import read_arrays
 from ..errors import UserError
 from .arrays import Arrays
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = "class_names"  # which a file may have
 
 
 def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """Arrays from a file with `x_train, y_train, x_test, y_test`.
 
     Images: (N, H, W), (N, H, W, C) or (N, C, H, W) where the shape says which; integers in 0..255, or floats
-    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set.
+    in [0, 1] or [0, 255] (rounded to uint8). Labels: integers 0..classes-1, each used by the training set. A list of
+    strings `class_names`, if there is one, says what they mean.
     """
     path = Path(path)
-    arrays = _read(path)
+    arrays = read_arrays(path, str(path), KEYS, [NAMES])
     x_train, x_test = _layout(path, "x_train", arrays["x_train"]), _layout(path, "x_test", arrays["x_test"])
     for key, x in (("x_train", x_train), ("x_test", x_test)):
         _check_values(path, key, x)
@@ -44,32 +45,8 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
         x_test=_uint8(x_test, scale),
         y_test=torch.from_numpy(y_test),
         classes=classes,
+        class_names=_names(path, arrays.get(NAMES)),
     )
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as opened:
-            if not zipfile.is_zipfile(opened):
-                wanted = f"an .npz file with {', '.join(KEYS)} is needed"
-                raise UserError(f"{path} is damaged or of another kind; {wanted}")
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as file:
-                missing = [key for key in KEYS if key not in file.files]
-                if missing:
-                    found = ", ".join(file.files) or "nothing"
-                    raise UserError(f"{path} lacks {', '.join(missing)}; it holds {found}")
-                return {key: file[key] for key in KEYS}
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{path} could not be read ({error.strerror or error})") from None
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if "pickle" in str(error):
-            raise UserError(f"{path} holds Python objects, which are never loaded; save numbers only") from None
-        raise UserError(f"{path} is damaged ({error})") from None
 
 
 def _layout(path: Path, key: str, x: np.ndarray) -> np.ndarray:
@@ -121,3 +98,12 @@ def _labels(path: Path, key: str, y: np.ndarray) -> np.ndarray:
     if len(y) == 0:
         raise UserError(f"{path}: {key} is empty; at least one label is needed")
     return y.astype(np.int64)
+
+
+def _names(path: Path, names: np.ndarray | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if names.ndim != 1 or names.dtype.kind != "U":
+        found = f"{names.dtype} of shape {names.shape}"
+        raise UserError(f"{path}: {NAMES} is {found}; names must be strings of shape (classes,)")
+    return tuple(map(str, names))

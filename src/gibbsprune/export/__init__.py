@@ -3,9 +3,13 @@
 from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
+from gibbsprune.export.int8 import QuantizationAware
 from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
 from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
+from gibbsprune.export.portable import load_compact, save_compact
+from gibbsprune.export.pretrained import compact_pretrained
 from gibbsprune.export.semi_structured import SemiStructuredReport, to_semi_structured
+from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
     "AccelerateReport",
@@ -14,15 +18,21 @@ __all__ = [
     "CompiledNetwork",
     "ExportReport",
     "PackedSize",
+    "QuantizationAware",
     "SemiStructuredReport",
     "accelerate",
     "compact",
+    "compact_pretrained",
     "compile_c",
     "export_c",
     "export_onnx",
     "export_pt2",
+    "from_torch_prune",
+    "load_compact",
     "load_packed",
     "packed_size",
+    "save_compact",
     "save_packed",
     "to_semi_structured",
+    "to_torch_prune",
 ]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gibbsprune.looking import plain_eval
+
 
 @torch.no_grad()
 def in_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -43,6 +45,42 @@ def difference(expected: Any, found: Any) -> float:
             if a.numel():
                 worst = max(worst, float((a - b).abs().max()) / (float(a.abs().max()) or 1.0))
     return worst
+
+
+@torch.no_grad()
+def difference_in_double(model: nn.Module, other: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The difference of two networks at the same inputs, all in float64; infinite where they do not run in it.
+
+    Where a network is ill-conditioned, the order of its sums changes its float32 output more than a wrong weight would.
+    """
+    answers = []
+    for network in (model, other):
+        given, named = in_double((args, kwargs))
+        try:
+            with plain_eval(wide := copy.deepcopy(network).double()):
+                answers.append(wide(*given, **named))
+        except Exception:  # a type written into the network's own code
+            return math.inf
+    return difference(*answers)
+
+
+@torch.no_grad()
+def own_error(model: nn.Module, args: tuple[Any, ...]) -> float:
+    """How far rounding moves a network's output: its difference to itself in float64; 0 where it does not run in it."""
+    try:
+        exact = copy.deepcopy(model).double()(*in_double(args))
+    except Exception:  # a type written into the network's own code
+        return 0.0
+    return difference(exact, model(*copy.deepcopy(args)))
+
+
+def in_double(values: Any) -> Any:
+    """Copies of floating tensors in float64, and of everything else."""
+    return pytree.tree_map(lambda x: x.double() if _floats(x) else copy.deepcopy(x), values)
+
+
+def _floats(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def rounding(model: nn.Module) -> float:

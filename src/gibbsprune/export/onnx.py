@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gibbsprune.errors import UserError
-from gibbsprune.export.equality import difference, rounding
+from gibbsprune.export.equality import difference, own_error, rounding
+from gibbsprune.export.int8 import quantized
+from gibbsprune.export.pixels import with_pixels
 from gibbsprune.files import write_atomic
 from gibbsprune.looking import arguments
 from gibbsprune.masking import check_plain
 
-DTYPES = ("float32", "float16")
-TOLERANCE = {"float32": 1e-4, "float16": 5e-2}
+DTYPES = ("float32", "float16", "int8")
+TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "int8": 0.25}
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,40 @@ class ExportReport:
 
 
 def export_onnx(
-    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], path: str | os.PathLike[str], dtype: str = "float32"
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Tensor],
+    path: str | os.PathLike[str],
+    dtype: str = "float32",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    calibration: Tensor | Sequence[Tensor] | None = None,
 ) -> ExportReport:
     """Write the eval mode of a finalized model to ``path``, with a free batch size.
 
-    The file is run with ONNX Runtime on the example inputs, at their batch size, at one and at three more, and
-    refused if it differs from PyTorch. ``dtype`` is that of the stored weights: with "float16" the file is half as
-    large, and its runtime still computes in float32. Inputs are called "input", or "input_0", "input_1" and so on.
+    The file is run with ONNX Runtime at the example inputs, at their batch size, at one and at three more, and
+    refused if it differs from PyTorch. Inputs are called "input", or "input_0", "input_1" and so on.
+
+    Args:
+        model: a finalized model.
+        example_inputs: one input, or the sequence of the arguments of ``forward``.
+        path: of the file.
+        dtype: that of the stored weights: with "float16" the file is half as large, and its runtime still computes in
+            float32; with "int8" it is a quarter, computes in eight bits, and zeros stay zeros
+            (:mod:`gibbsprune.export.int8`).
+        mean: given with ``std``, the file takes raw pixels, uint8 of (batch, rows, columns, channels), and computes
+            (pixel / 255 − mean) / std itself; else it takes what the model takes.
+        std: the standard deviation of each channel, of pixels / 255 as the mean is.
+        metadata: further texts for the file to carry, by name.
+        calibration: with "int8", some hundreds of training inputs, as the model takes them, by which the ranges of
+            activations are chosen.
     """
     if dtype not in DTYPES:
-        raise UserError(f"dtype is '{dtype}'; allowed for ONNX are {' and '.join(DTYPES)}.")
-    onnx, runtime = _packages()
-    model, inputs = prepared(model, example_inputs)
+        raise UserError(f"dtype is '{dtype}'; allowed for ONNX are {', '.join(DTYPES)}.")
+    if (dtype == "int8") != (calibration is not None):
+        raise UserError(f"dtype is '{dtype}': calibration is given with int8, and only then")
+    onnx, _ = _packages()
+    bare, (model, inputs) = model, with_pixels(*prepared(model, example_inputs), mean, std)
     names = ["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))]
     with quiet(), torch.no_grad():
         shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
@@ -59,7 +84,23 @@ def export_onnx(
     proto = program.model_proto
     if dtype == "float16":
         _halve(onnx, proto)
+    if dtype == "int8":
+        _, given = with_pixels(*prepared(bare, calibration), mean, std)
+        with quiet():
+            proto = quantized(onnx, proto, given)
+    _strip(proto)
+    onnx.helper.set_model_props(proto, dict(metadata or {}))
     content = proto.SerializeToString()
+    worst = compared(model, open_onnx(content), inputs)
+    if not worst <= max(TOLERANCE[dtype], rounding(model)) and not worst <= 4 * own_error(model, inputs):
+        raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
+    write_atomic(path, content)
+    return ExportReport(len(content), worst)
+
+
+def open_onnx(content: bytes) -> Callable[..., list[Tensor]]:
+    """The network of an ONNX file as a function of tensors."""
+    _, runtime = _packages()
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -69,29 +110,39 @@ def export_onnx(
 
     def run(*given: Tensor) -> list[Tensor]:
         try:
-            found = session.run(None, {n: x.numpy() for n, x in zip(names, given)})
+            found = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), given)})
         except Exception as error:  # some kernels refuse a type only when they are run
             raise UserError(f"ONNX Runtime does not run the exported model: {first_line(error)}") from error
         return [torch.from_numpy(y) for y in found]
 
-    worst = compared(model, run, inputs)
-    if not worst <= max(TOLERANCE[dtype], rounding(model)):
-        raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
-    write_atomic(path, content)
-    return ExportReport(len(content), worst)
+    return run
 
 
 def export_pt2(
-    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], path: str | os.PathLike[str]
+    model: nn.Module,
+    example_inputs: Tensor | Sequence[Tensor],
+    path: str | os.PathLike[str],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> ExportReport:
-    """Write the eval mode of a finalized model as a torch.export program, checked after reading it back."""
-    model, inputs = prepared(model, example_inputs)
+    """Write the eval mode of a finalized model as a torch.export program, checked after reading it back.
+
+    Args:
+        model: a finalized model.
+        example_inputs: one input, or the sequence of the arguments of ``forward``.
+        path: of the file.
+        mean: with ``std``, the program takes raw pixels, as in :func:`export_onnx`.
+        std: the standard deviation of each channel.
+        metadata: further texts for the file to carry: as JSON in its extra file ``metadata.json``.
+    """
+    model, inputs = with_pixels(*prepared(model, example_inputs), mean, std)
     with quiet(), torch.no_grad():
         try:
             shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
             program = torch.export.export(model, inputs, dynamic_shapes=shapes)
             buffer = io.BytesIO()
-            torch.export.save(program, buffer)
+            torch.export.save(program, buffer, extra_files={"metadata.json": json.dumps(dict(metadata or {}))})
         except Exception as error:  # of the exporter's many steps
             raise UserError(f"the model cannot be exported by torch.export: {first_line(error)}") from error
         again = torch.export.load(io.BytesIO(buffer.getvalue())).module()
@@ -161,6 +212,13 @@ def _packages() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"ONNX needs the package {error.name}: install gibbsprune[export].") from error
     return onnx, onnxruntime
+
+
+def _strip(proto: Any) -> None:
+    """Take out what the exporter says of where each node comes from: files and lines of the machine it ran on."""
+    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output, proto.graph):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
 
 
 def _halve(onnx: Any, proto: Any) -> None:

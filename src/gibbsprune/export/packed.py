@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gibbsprune.checks import shown
 from gibbsprune.errors import UserError
 from gibbsprune.export.packing import Positions, positions
-from gibbsprune.files import write_atomic
+from gibbsprune.files import parse_json, write_atomic
 from gibbsprune.masking import check_plain
 
 FORMAT, VERSIONS = "gibbsprune-packed", ("1", "2")
 DTYPES = ("float32", "float16", "int8")
 _PARTS = ("layout", "positions", "values")
-_LAYOUT_LIMIT = 1 << 28
+_LAYOUT_FREE = 1 << 20  # bytes of a layout beyond what the model's own may take
 
 
 @dataclass(frozen=True)
@@ -96,23 +97,16 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
-    parts = _parts(os.fspath(path), content)
+    name = os.fspath(path)
+    parts, state = _parts(name, content), _state(model)
     try:
-        loaded = _unpack(parts)
+        layout = _layout(name, parts["layout"], state)
+        loaded = _unpack(layout, parts)
+    except UserError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
             zlib.error) as error:  # fmt: skip
-        raise UserError(f"{os.fspath(path)} is damaged: its layout does not fit its content ({error})") from error
-    state = _state(model)
-    for name in [*state, *loaded]:
-        if name not in state or name not in loaded:
-            where = "the file" if name in state else "the model"
-            raise UserError(f"{os.fspath(path)} is of another network: {where} has no '{name}'.")
-        ours, theirs = state[name], loaded[name]
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            raise UserError(
-                f"{os.fspath(path)} is of another network: '{name}' is {theirs.dtype} {tuple(theirs.shape)} in the "
-                f"file and {ours.dtype} {tuple(ours.shape)} in the model."
-            )
+        raise UserError(f"{name} is damaged: its layout does not fit its content ({error})") from error
     model.load_state_dict(loaded)
     return model
 
@@ -190,7 +184,7 @@ def _parts(path: str, content: bytes) -> dict[str, bytes]:
     safetensors = _safetensors()
     try:
         length = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        metadata = parse_json(content[8 : 8 + length], path).get("__metadata__", {})
         tensors = safetensors.load(content)
         found = (metadata.get("format"), metadata.get("version"))
     except Exception as error:  # safetensors' own exception and the many of broken JSON
@@ -206,13 +200,37 @@ def _parts(path: str, content: bytes) -> dict[str, bytes]:
     return parts
 
 
-def _unpack(parts: dict[str, bytes]) -> dict[str, Tensor]:
+def _layout(path: str, content: bytes, state: dict[str, Tensor]) -> list[list[Any]]:
+    """The layout of a file, which must be that of this state: nothing larger than the model is ever allocated."""
+    limit = _LAYOUT_FREE + sum(256 + 6 * len(name) for name in state)
+    reader = zlib.decompressobj()
+    layout = parse_json(reader.decompress(content, limit), f"the layout of {path}", list)
+    if reader.unconsumed_tail:
+        raise UserError(f"{path} is of another network: its layout is far longer than the model's")
+    rows = {row[0]: row for row in layout}
+    if len(rows) != len(layout):
+        raise ValueError("a name stands in it twice")
+    for name in [*state, *rows]:
+        if name not in state or name not in rows:
+            where = "the file" if name in state else "the model"
+            raise UserError(f"{path} is of another network: {where} has no {shown(name)}.")
+        ours, kind, shape = state[name], _dtype(rows[name][1]), tuple(rows[name][2])
+        if tuple(ours.shape) != shape or ours.dtype != kind:
+            raise UserError(
+                f"{path} is of another network: '{name}' is {kind} {shown(shape)} in the file and {ours.dtype} "
+                f"{tuple(ours.shape)} in the model."
+            )
+    return layout
+
+
+def _unpack(layout: list[list[Any]], parts: dict[str, bytes]) -> dict[str, Tensor]:
     """The state from layout, positions and values; ValueError and its like where they contradict each other."""
-    layout = json.loads(zlib.decompressobj().decompress(parts["layout"], _LAYOUT_LIMIT))
     codes, values = _Reader(parts["positions"]), _Reader(parts["values"])
     loaded: dict[str, Tensor] = {}
     for name, dtype, shape, way, unit, code_bytes, stored_dtype, count in layout:
         if way == "same":
+            if layout[unit][1:3] != [dtype, shape]:
+                raise ValueError(f"'{name}' is the same as something of another shape")
             loaded[name] = loaded[layout[unit][0]]
             continue
         size = int(np.prod(shape, dtype=np.int64))

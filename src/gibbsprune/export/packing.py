@@ -60,7 +60,7 @@ def gaps(kept: NDArray[np.int64]) -> Bytes:
 
 def positions(way: str, unit: int, code: Bytes, size: int) -> NDArray[np.int64]:
     """The flat indices of the kept entries, from what :class:`Positions` wrote; ValueError where they do not fit."""
-    if way not in WAYS or unit < 1 or size % unit:
+    if way not in WAYS or not 1 <= unit <= max(size, 1) or size % unit:
         raise ValueError("unknown way of writing positions")
     if way == "dense":
         return np.arange(size)

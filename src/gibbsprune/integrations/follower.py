@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..checks import check_one_of, check_whole
 from ..errors import UserError
+from ..masking import STORED, masked_layers
 from ..pruner import GibbsPruner
 
 DRAWS = ("sample", "converged", None)
-MASKED = ".parametrizations.weight.original"
 
 
 class Follower:
@@ -24,7 +24,8 @@ class Follower:
     Args:
         draw: the final masks, as in ``GibbsPruner.finalize``; None leaves finalizing to the user.
         steps_per_epoch: optimiser steps per epoch of the schedule of β; None follows the trainer's epochs.
-        arguments: of :class:`gibbsprune.GibbsPruner`, all but the model.
+        arguments: of :class:`gibbsprune.GibbsPruner`, all but the model; and ``diagnostics``, on how many draws
+            :meth:`gibbsprune.GibbsPruner.diagnostics` are measured after each epoch, 0 for none.
     """
 
     def __init__(self, draw: str | None, steps_per_epoch: int | None, arguments: Mapping[str, Any]) -> None:
@@ -32,6 +33,7 @@ class Follower:
         if steps_per_epoch is not None:
             check_whole("steps_per_epoch", steps_per_epoch)
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
+        self.draws = check_whole("diagnostics", self.arguments.pop("diagnostics", 0), 0)
         self.pruner: GibbsPruner | None = None
         self.resumed = False
         self._aside: tuple[GibbsPruner, dict[str, Any]] | None = None  # a finished model, while another is in its place
@@ -99,6 +101,7 @@ class Follower:
             "gibbsprune/beta": self._pruner.beta,
             "gibbsprune/agreement": self._pruner.agreement(),
             "gibbsprune/sparsity": 1 - kept,
+            **(self._pruner.diagnostics(max(2, self.draws)).scalars() if self.draws else {}),
         }
 
     def finish(self) -> None:
@@ -145,9 +148,12 @@ class Follower:
 
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
-            masked = {name.removesuffix(MASKED) for name in own if name.endswith(MASKED)}
+            masked = {name.removesuffix(STORED) for name in own if name.endswith(STORED)}
             if self.open and self.follows(module):
-                self._compare(masked, {name.removesuffix(".weight") for name in own if name.endswith(".weight")})
+                others = masked_layers(module) - self._pruner.masks.keys()  # of another pruner
+                self._compare(
+                    masked - others, {name.removesuffix(".weight") for name in own if name.endswith(".weight")}
+                )
             if self._wrap is not None and masked:
                 self._wrap()
 

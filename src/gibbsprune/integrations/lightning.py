@@ -45,8 +45,9 @@ class GibbsPruning(Callback):
     converged masks and the sparsity are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
 
     Args:
-        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
-        draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
+            ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
+        draw: the final masks: ``"converged"``, ``"sample"``, or None to call ``callback.pruner.finalize()`` oneself.
         steps_per_epoch: optimiser steps per epoch of the schedule of β; None for the trainer's own epochs.
     """
 
@@ -54,7 +55,7 @@ class GibbsPruning(Callback):
         self,
         sparsity: Any = None,
         *,
-        draw: str | None = "sample",
+        draw: str | None = "converged",
         steps_per_epoch: int | None = None,
         **arguments: Any,
     ) -> None:
@@ -65,6 +66,13 @@ class GibbsPruning(Callback):
     def pruner(self) -> GibbsPruner | None:
         """The pruner, once there is a model."""
         return self._follower.pruner
+
+    @property
+    def state_key(self) -> str:
+        """By which checkpoints know it: several in one trainer differ in the layers that they prune."""
+        chosen = {what: self._follower.arguments.get(what) for what in ("include", "exclude")}
+        given = [f"{what}={_named(value)}" for what, value in chosen.items() if value is not None]
+        return type(self).__qualname__ + ("{" + ", ".join(given) + "}" if given else "")
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
@@ -113,7 +121,10 @@ class GibbsPruning(Callback):
             self._follower.step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.log_dict(self._follower.metrics(), sync_dist=trainer.world_size > 1)
+        alike = [callback for callback in trainer.callbacks if isinstance(callback, GibbsPruning)]
+        number = "" if alike[0] is self else f"{alike.index(self) + 1}/"  # the first of several has the plain names
+        found = {name.replace("/", f"/{number}"): value for name, value in self._follower.metrics().items()}
+        pl_module.log_dict(found, sync_dist=trainer.world_size > 1)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._follower.finish()  # after all checkpoints of the fit, and after averaged weights are back in the model
@@ -130,6 +141,13 @@ class GibbsPruning(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._follower.load_state_dict(state_dict)
+
+
+def _named(selector: Any) -> str:
+    """Patterns, types and functions of layers by name, the same in every process."""
+    if isinstance(selector, (list, tuple)):
+        return "|".join(map(_named, selector))
+    return selector if isinstance(selector, str) else getattr(selector, "__qualname__", type(selector).__qualname__)
 
 
 def _refuse() -> None:

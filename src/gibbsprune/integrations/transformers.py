@@ -37,8 +37,9 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
     ``trainer.train(resume_from_checkpoint=…)`` goes on where it was.
 
     Args:
-        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too.
-        draw: the final masks: ``"sample"``, ``"converged"``, or None to call ``callback.pruner.finalize()`` oneself.
+        sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
+            ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
+        draw: the final masks: ``"converged"``, ``"sample"``, or None to call ``callback.pruner.finalize()`` oneself.
         steps_per_epoch: optimiser steps per epoch of the schedule of β, for trainings of few epochs; None for the
             trainer's own epochs.
 
@@ -50,7 +51,7 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
         self,
         sparsity: Any = None,
         *,
-        draw: str | None = "sample",
+        draw: str | None = "converged",
         steps_per_epoch: int | None = None,
         **arguments: Any,
     ) -> None:

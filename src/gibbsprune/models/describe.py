@@ -14,8 +14,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from ..errors import UserError
-from ..text import columns
+from ..text import shown
 
+NOTE = (
+    "all counts batch norm as four values per channel, as the paper's Table I does; trained are the parameters,\n"
+    "without its running mean and variance, as everything else here counts them."
+)
 ROWS = ("first conv", "batch norm", "dense", "other convs")
 
 
@@ -69,9 +73,10 @@ def describe_table(names: Sequence[str], classes: int = 10, channels: int = 3) -
     parts = [*ROWS, "other", "all"]
     if all(row.name != "other" for rows in described.values() for row in rows):
         parts.remove("other")
-    lines = [["network", *parts]]
+    header, lines = ["network", *parts, "trained"], []
     for name, rows in described.items():
         cells = {row.name: f"{row.values:,} ({row.percent:.2f} %)" for row in rows}
         cells["all"] = f"{rows[-1].values:,}"
-        lines.append([name, *(cells.get(part, "0") for part in parts)])
-    return "\n".join(columns(lines))
+        trained = sum(p.numel() for p in build(name, classes, channels).parameters())
+        lines.append([name, *(cells.get(part, "0") for part in parts), f"{trained:,}"])
+    return f"{shown(header, lines)}\n\n{NOTE}"

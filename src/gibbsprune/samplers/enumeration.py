@@ -23,16 +23,28 @@ def log_weights(field: Tensor, coupling: Tensor, spins: Tensor) -> Tensor:
     return coupling * spins.sum(1).square() / 2 - field @ spins.T
 
 
+def log_weights_of_pairs(rows: Rows, part: slice, spins: Tensor) -> Tensor:
+    """−βH of every state where pairs say which elements interact: −J Σ A_ij x_i x_j − Σ h_i x_i."""
+    assert rows.pairs is not None
+    one, two = rows.pairs.graph.ends(spins.device)
+    pairs = rows.pairs.of(part).double() @ (spins[:, one] * spins[:, two]).T
+    return -rows.coupling[part].double() * pairs - rows.field[part].double() @ spins.T
+
+
 def draw(rows: Rows) -> Tensor:
-    """A mask (rows, n) from the law p(x) ∝ exp(J S²/2 − Σ h_i x_i) of every row."""
+    """A mask (rows, n) from the law of every row."""
     field, coupling = rows.field, rows.coupling
     count, size = field.shape
     spins = states(size, field.device, torch.float64)
     uniform = rows.source.uniform(1).double()
     chosen = torch.empty(count, dtype=torch.long, device=field.device)
-    for part in torch.arange(count, device=field.device).split(max(1, BUDGET >> size)):
-        span = slice(int(part[0]), int(part[-1]) + 1)
-        weights = log_weights(field[span].double(), coupling[span].double(), spins)
+    step = max(1, BUDGET >> size)
+    for first in range(0, count, step):
+        span = slice(first, first + step)
+        if rows.pairs is None:
+            weights = log_weights(field[span].double(), coupling[span].double(), spins)
+        else:
+            weights = log_weights_of_pairs(rows, span, spins)
         total = weights.softmax(1).cumsum(1)
         index = torch.searchsorted(total, uniform[span] * total[:, -1:], right=True)
         chosen[span] = index.squeeze(1).clamp_(max=len(spins) - 1)

@@ -1,11 +1,11 @@
-"""Accuracy against the total number of training epochs, as in the paper's Figures 3, 5 and 6."""
+"""The methods of a comparison as one picture: how accurate each is, how sure that is, and what it costs in epochs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..training.pictures import GREY, figure_of, save, tidy
 
@@ -32,48 +32,46 @@ STYLES = {
 }
 
 
-#: Dotted lines of one method with different settings are told apart by their dots.
-DOTS = [(0, (1, 1.2)), (0, (1, 3)), (0, (4, 1.5, 1, 1.5)), (0, (4, 3))]
-
-
 def draw_comparison(path: Path, rows: Sequence[Row], title: str) -> None:
-    """On the left with the batch-norm statistics that training ended with, on the right after recalibration.
+    """One line per method in the order of the table, with one standard deviation and what it costs in epochs.
 
-    Points are Gibbs pruning and methods that need more epochs than the recipe has, with one standard deviation; dotted
-    lines those that need none. The legend has the order of the table.
+    A full mark is the accuracy with the batch-norm statistics that training ended with, an empty one that after
+    recalibration; where it lies too far below to be drawn, an arrow and the number stand for it.
     """
-    figure, axes = figure_of(11, 4.6, 1, 2, sharey=True)
-    panels = [("as trained", [row.accuracies for row in rows]), ("recalibrated", [row.recalibrated for row in rows])]
-    means = [[100 * statistics.fmean(values) for values in found] for _, found in panels]
+    figure, axes = figure_of(9, 1.5 + 0.36 * len(rows))
+    ax = axes[0, 0]
+    kinds = [[row.accuracies for row in rows], [row.recalibrated for row in rows]]
+    means = [[100 * statistics.fmean(values) for values in found] for found in kinds]
     low = _floor([value for values in means for value in values])
-    for ax, (name, found), centres in zip(axes[0], panels, means):
-        handles = [_draw(ax, rows, i, centre, _deviation(found[i])) for i, centre in enumerate(centres)]
-        for method in dict.fromkeys(row.entry.method for row in rows if row.more):
-            own = [(row.epochs, centre) for row, centre in zip(rows, centres) if row.entry.method == method]
-            ax.plot(*zip(*sorted(own)), color=STYLES[method][0], linewidth=1, alpha=0.6)
-        ax.set_xlim(0, 1.08 * max(row.epochs for row in rows))
-        tidy(ax, name, "total training epochs")
-        if below := [f"{row.entry.label} {value:.0f}" for row, value in zip(rows, centres) if value < low]:
-            ax.text(0.02, 0.02, "lower still:\n" + "\n".join(below), transform=ax.transAxes, fontsize=8, va="bottom",
-                    backgroundcolor="white")  # fmt: skip
-    axes[0, 0].set_ylabel("test accuracy, %")
-    best = max(100 * statistics.fmean(values) + _deviation(values) for _, found in panels for values in found)
-    axes[0, 0].set_ylim(low, best + 0.1 * (best - low))
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.legend(handles, [row.entry.label for row in rows], frameon=False, fontsize=9, loc="outside right center")
+    pairs = [pair for centres, found in zip(means, kinds) for pair in zip(centres, found)]
+    best = max(mean + _deviation(values) for mean, values in pairs)
+    span = best - low
+    for full, centres, found in ((True, means[0], kinds[0]), (False, means[1], kinds[1])):
+        for i, (row, mean) in enumerate(zip(rows, centres)):
+            colour, marker = STYLES[row.entry.method]
+            height = i - 0.14 if full else i + 0.18
+            fill = colour if full or marker in "x+" else "white"
+            if mean < low:
+                ax.plot(low + 0.02 * span, height, "<", color=colour, markerfacecolor=fill, ms=6, clip_on=False)
+                ax.text(low + 0.04 * span, height, f"{mean:.1f}", va="center", fontsize=7, color=colour)
+                continue
+            size = 12 if marker == "*" else 7
+            look = {"fmt": marker, "color": colour, "markerfacecolor": fill, "ms": size, "capsize": 2}
+            ax.errorbar(mean, height, xerr=_deviation(found[i]), **look)
+    dense = [mean for row, mean in zip(rows, means[0]) if row.entry.method == "dense"]
+    if dense:
+        ax.axvline(dense[0], color="#444444", linewidth=1, linestyle="--", zorder=0)
+    names = [f"{row.entry.label}, {row.epochs} epochs" for row in rows]
+    ax.set_yticks(range(len(rows)), names, fontsize=9)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_xlim(low, best + 0.05 * span)
+    tidy(ax, title, "test accuracy, %")
+    ax.grid(visible=False, axis="y")
+    ax.grid(visible=True, axis="x", color="#DDDDDD", linewidth=0.8)
+    marks = [ax.plot([], [], "o", color=GREY, markerfacecolor=fill)[0] for fill in (GREY, "white")]
+    figure.legend(marks, ["as trained", "batch norms recalibrated"], frameon=False, fontsize=8, ncols=2,
+                  loc="outside lower right")  # fmt: skip
     save(figure, path)
-
-
-def _draw(ax: Any, rows: Sequence[Row], i: int, mean: float, deviation: float) -> Any:
-    """One method, and what stands for it in the legend."""
-    row, (colour, marker) = rows[i], STYLES[rows[i].entry.method]
-    if row.entry.method == "dense" and not row.more:
-        return ax.axhline(mean, color=colour, linewidth=1, linestyle="--")
-    if row.more or row.entry.method == "gibbs":
-        size = 14 if marker == "*" else 7
-        return ax.errorbar(row.epochs, mean, deviation, fmt=marker, color=colour, ms=size, capsize=3, zorder=3)
-    earlier = sum(not other.more and other.entry.method == row.entry.method for other in rows[:i])
-    return ax.axhline(mean, color=colour, linewidth=1.8, linestyle=DOTS[earlier % len(DOTS)])
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ from .. import data
 from ..checks import bad, check_whole
 from ..errors import UserError
 from ..text import first_line, told
+from ..training.finished import identified
 from ..training.recipes import FIELDS, Recipe, recipe
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 
@@ -199,10 +200,14 @@ def run_of(values: Mapping[str, Any], folder: Path | None = None) -> list[RunSpe
         shared = {name: value for name, value in values.items() if name in {*_FIELDS, *FIELDS} - {"method"}}
         before = run_of({**shared, **source}, folder)
         rest["from"] = before[-1].name()
+    elif isinstance(source, str) and folder is not None and (folder / source).exists():
+        rest["from"] = str((folder / source).resolve())
     own["recipe"] = _recipe(own.pop("recipe", None), own.pop("epochs", None), rest, own["data"])
     for name in ("sparsity", "coupling"):
         own |= {name: _number(own[name])} if name in own else {}
-    return [*before, RunSpec(**own, settings={name: value for name, value in rest.items() if name not in FIELDS})]
+    spec = RunSpec(**own, settings={name: value for name, value in rest.items() if name not in FIELDS})
+    path = spec.setting("from")
+    return [*before, identified(spec) if path is not None and Path(path).exists() else spec]
 
 
 def _recipe(named: Any, epochs: Any, rest: Mapping[str, Any], of_data: str) -> Recipe:

@@ -14,6 +14,7 @@ from ..files import make_folder, write_json
 from ..training import checkpoint, result
 from ..training.fleet import SHARED
 from ..training.folder import FORMAT, RunFolder
+from ..training.methods.method import is_file
 from ..training.places import Place, files
 from ..training.spec import RunSpec
 from .pace import Pace
@@ -132,7 +133,7 @@ def _awaited(everything: Sequence[RunSpec], have: Collection[str], kept: Collect
 
 def _is_folder(named: str) -> bool:
     path = Path(named)
-    return (path / result.NAME).exists() or (path / "run.json").exists()
+    return (is_file(named) and path.is_file()) or (path / result.NAME).exists() or (path / "run.json").exists()
 
 
 def saved(work: Place) -> set[str]:

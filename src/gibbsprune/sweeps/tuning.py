@@ -17,12 +17,12 @@ from typing import Any
 from ..data import HELD_OUT, SPLIT_SEED
 from ..errors import UserError
 from ..files import Missing, make_folder, read_json, write_atomic
+from ..law import CONVERGED  # below it a setting's masks have not frozen: it has not pruned
 from ..training.recipes import recipe
 from ..training.spec import RunSpec, default_recipe, scale_recipe
 from . import declare
 
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
-CONVERGED = 0.99  # the least agreement of its final draw with the converged mask: otherwise it has not pruned
 SPARSITY = {"weight": 0.9, "kernel": 0.9, "filter": 0.75}
 
 #: What is tried beside the default (empty), by structure and Hamiltonian. The binary β is the distance from N ln 2 and
@@ -122,9 +122,9 @@ def evidence(trial: Trial, found: Mapping[str, dict[str, Any]]) -> Iterable[dict
             }  # fmt: skip
 
 
-def choice(rows: Sequence[dict[str, Any]], pair: tuple[str, str]) -> dict[str, float]:
+def choice(rows: Sequence[dict[str, Any]], pair: tuple[str, str], converged: float = CONVERGED) -> dict[str, float]:
     """The change of the best candidate that converged, or none where the default is about as good."""
     mine = [row for row in rows if (row["structure"], row["hamiltonian"]) == pair]
     default = next(row for row in mine if not row["change"])
-    best = max((row for row in mine if row["agreement"] >= CONVERGED or row is default), key=lambda row: row["mean"])
+    best = max((row for row in mine if row["agreement"] >= converged or row is default), key=lambda row: row["mean"])
     return dict(best["change"]) if best["mean"] > default["mean"] + MARGIN else {}

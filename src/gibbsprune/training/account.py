@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomic
+from ..law import CONVERGED
 from ..structures import as_structure
 from ..text import clock, percent, table, told
 from . import pictures
 from .folder import RunFolder, run_names
 from .snapshots import load_snapshots
 from .spec import RunSpec
-
-CONVERGED = 0.99  # the agreement of the last draw with the converged mask from which on nothing is said about it
 
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
@@ -38,7 +37,7 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
         f"{len(results)} runs of {spec.model} on {spec.data}, trained together." if mixed else headline(spec, results),
         "## Result",
         result_table(folder.specs, results),
-        RESULT_NOTE if annealed else PLAIN_NOTE,
+        result_note(folder.specs) if annealed else PLAIN_NOTE,
     ]
     if drawn is None:
         parts.append("No pictures: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
@@ -59,11 +58,17 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
     return "\n\n".join(parts) + "\n"
 
 
-RESULT_NOTE = (
-    "Test accuracy of the last epoch: with the final mask, which is one more draw from the law; with the "
-    "converged mask; and with the final mask after re-estimating the batch-norm statistics on training data. "
-    "Agreement is the share of weights on which the two masks are equal."
-)
+def result_note(specs: Sequence[RunSpec]) -> str:
+    """What the columns of annealed runs mean."""
+    ends = {spec.recipe.final for spec in specs if spec.method == "gibbs"}
+    final = {"sample": "which is one more draw from the law", "converged": "which is the converged one"}
+    which = final[ends.pop()] if len(ends) == 1 else "one more draw from the law or the converged one"
+    return (
+        f"Test accuracy of the last epoch: with the final mask, {which}; with the converged mask; and with the final "
+        "mask after re-estimating the batch-norm statistics on training data. Agreement is the share of weights on "
+        f"which one more draw equals the converged mask: from {CONVERGED} on the masks count as converged."
+    )
+
 
 PLAIN_NOTE = (
     "Test accuracy of the last epoch with the final mask, and again after re-estimating the batch-norm statistics on "
@@ -94,14 +99,21 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
     agreement = min(result.get("agreement") or 1.0 for result in results)
+    drawn = spec.method == "gibbs" and spec.recipe.final == "sample"
     caution = "" if agreement >= CONVERGED or spec.method != "gibbs" else (
         f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, so "
-        "that the sparsity is not exact; anneal to a higher β (--beta-end) or over more epochs."
+        f"that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
+        "anneal to a higher β (--beta-end) or over more epochs."
     )  # fmt: skip
+    if drawn and len(results) == 1 and results[0]["accuracy"] != results[0]["accuracy_converged"]:
+        reached += (
+            f" (the final mask is one more draw from the law; with the converged mask, as in the epochs' lines, it is "
+            f"{percent(results[0]['accuracy_converged'])}; --final chooses)"
+        )
     return (
         f"{spec.model} on {spec.data}, pruned {as_structure(spec.structure).manner} by {spec.method} to a sparsity of "
-        f"{percent(results[0]['sparsity'])}, reached {reached} test accuracy with {nonzero:,} of "
-        f"{parameters:,} parameters left.{caution}"
+        f"{percent(results[0]['sparsity'])}, {nonzero:,} of {parameters:,} parameters left, reached a test accuracy of "
+        f"{reached}.{caution}"
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..archives import check_tensors
 from ..errors import UserError
 from ..files import make_folder, write_atomic
 from ..text import first_line
@@ -62,17 +63,21 @@ def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     path = place(path)
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     header, _, payload = content.partition(b"\n")
     digest = hashlib.sha256(payload).hexdigest().encode()
     if header != _MAGIC + digest:
         raise UserError(f"checkpoint {path} is damaged or incomplete (its checksum does not match)")
     try:
-        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        check_tensors(payload)
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds here; the checksum held, so this is a foreign version
         found = f"with torch {torch.__version__}: {first_line(error)}"
         raise UserError(f"checkpoint {path} cannot be read {found}") from error
+    if not isinstance(state, dict):
+        raise UserError(f"checkpoint {path} holds a {type(state).__name__}: allowed are states of runs")
+    return state
 
 
 def load_latest(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import bad
 from ..data.arrays import Arrays
 from ..lanes import Lanes
 from ..recalibration import recalibrate
@@ -62,12 +63,14 @@ class Engine:
         self.specs, self.runs, self.device, self.arrays, self.ranks = list(specs), len(specs), device, arrays, ranks
         self.network = MaskedNetwork(specs, arrays, device)
         self.masks = Masks(specs, self.network, device)
+        if ranks.size > 1 and self.network.scores:
+            raise bad("importance", next(iter(self.network.scores))[0], "'magnitude' with several processes")
         self.optimizer = FlatOptimizer(*self.network.parameters(), self.runs, specs[0].recipe)
         for name in self.network.masks:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
         for level in self.network.levels.values():
-            own = [found[1] if (found := s.how.shrinking(s)) else 0.0 for s in specs]
+            own = [found[1] if (found := s.how.soft_threshold(s)) else 0.0 for s in specs]
             self.optimizer.decay_of(level).copy_(torch.tensor(own))
         self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
@@ -122,6 +125,8 @@ class Engine:
         (x, y), _ = self.lanes.run([partial(self.batches.next, self.network.dtype), self.masks.draw], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
+        if self.network.scores:
+            self.network.observe(self.optimizer.parameters, grads, self.masks.through)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
         self.loss_sum += losses.detach()
         self.correct += correct
@@ -140,6 +145,8 @@ class Engine:
             start = 0
             for index, phase in enumerate(spec.phases):
                 if start == epoch:
+                    if index == 0 and run.source is not None:
+                        spec.how.start(run, run.source)
                     spec.how.begin_phase(run, index)
                 start += phase.epochs
             if epoch < start:
@@ -176,6 +183,7 @@ class Engine:
     def end_epoch(self) -> list[dict[str, Any]]:
         """What each run did in the epoch."""
         self.step.join()
+        self.masks.keep_chains()
         self._compare_ranks(f"after {self.done} steps")
         self.ranks.average_(self.network.buffers().values())
         self.loss_sum *= self.batches.share

@@ -18,6 +18,7 @@ import torch
 from gibbsprune import __version__
 from gibbsprune.data.arrays import Arrays
 from gibbsprune.errors import UserError
+from gibbsprune.site import check_device
 
 SMALL = 16  # pixels; see suitable_threads
 
@@ -30,6 +31,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:<number>") from None
+    check_device("--device", device)
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<number>")
     if device.type == "cuda":
@@ -99,7 +101,8 @@ def fingerprint(arrays: Arrays) -> str:
     return digest.hexdigest()[:16]
 
 
-def require(module: str, purpose: str) -> None:
+def require(module: str, purpose: str, extra: str = "demo") -> None:
     """Refuse early, with a sentence, when an optional package is missing."""
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"the package {module} is needed {purpose}; install it with: pip install 'gibbsprune[demo]'")
+        install = f"pip install 'gibbsprune[{extra}]'"
+        raise UserError(f"the package {module} is needed {purpose}; install it with: {install}")

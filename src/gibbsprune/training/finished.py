@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..files import ReadError, make_folder, save_tensors, write_atomic
 from . import result
 from .folder import RunFolder
+from .methods.method import is_file
 from .network import new_model
 from .places import Place, place
 from .spec import RunSpec
@@ -31,12 +32,14 @@ class Untrusted(UserError):
 
 @dataclass(frozen=True)
 class Finished:
-    """``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
+    """What a run may start from: a finished run, or a file of weights alone, of which no ``spec`` is known.
+
+    ``model`` is the state of the network, pruned weights zero; ``masks`` are by layer, none of a dense run.
 
     ``kept`` are states from its way (:attr:`gibbsprune.training.methods.Method.keeps`), as ``what/name``.
     """
 
-    spec: RunSpec
+    spec: RunSpec | None
     model: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
     kept: Mapping[str, Tensor] = field(default_factory=dict)
@@ -54,16 +57,18 @@ class Run:
 
 
 def images_of(arrays: Arrays, spec: RunSpec) -> dict[str, Any]:
-    """What a network must be told of its images: their shape, how many classes, and how they are standardised."""
+    """What a network must be told of its images: their shape, how they are standardised, and what its classes are."""
     mean, std = arrays.statistics(spec.recipe.standardise)
     return {
         "classes": arrays.classes, "channels": arrays.channels, "size": list(arrays.size),
         "mean": mean.tolist(), "std": std.tolist(),
+        "class_names": None if arrays.class_names is None else list(arrays.class_names),
     }  # fmt: skip
 
 
 def save_finished(home: Place, finished: Finished, record: Mapping[str, Any]) -> None:
     """Writes a run's folder; ``record`` is its result, and is written last: it says that the run is complete."""
+    assert finished.spec is not None
     make_folder(home)
     about = {"run": json.dumps(finished.spec.as_dict())}  # one entry: safetensors keeps several in no fixed order
     digests = {}
@@ -74,12 +79,54 @@ def save_finished(home: Place, finished: Finished, record: Mapping[str, Any]) ->
     write_atomic(home / result.NAME, result.text({**record, "files": digests}))
 
 
+def source_of(spec: RunSpec, root: Place | None = None) -> Finished | None:
+    """What a run starts from (setting ``from``); refused where it has another SHA-256 than the setting ``weights``."""
+    named, digest = spec.setting("from"), spec.setting("weights")
+    if named is None:
+        return None
+    if digest is not None and not (found := digest_of(named, spec.seed, root)).startswith(digest):
+        raise UserError(
+            f"{named} holds other weights than this run starts from: their SHA-256 begins with {found[:12]}, not with "
+            f"{digest}"
+        )
+    return _file(named) if is_file(named) else read_finished(named, spec.seed, root)
+
+
+def identified(spec: RunSpec) -> RunSpec:
+    """The run with the SHA-256 of what it starts from, so that it is another run where that is changed."""
+    named = spec.setting("from")
+    if named is None or spec.setting("weights") is not None:
+        return spec
+    return spec.replace(settings={**dict(spec.settings), "weights": digest_of(named, spec.seed)[:12]})
+
+
+def digest_of(named: str, seed: int, root: Place | None = None) -> str:
+    """The SHA-256 of the weights in a file, or of those of a finished run."""
+    if is_file(named):
+        return hashlib.sha256(_bytes(place(named))).hexdigest()
+    home = _home(named, seed, root)
+    return str(result.read(home / result.NAME).get("files", {}).get("model.safetensors"))
+
+
 def read_finished(text: str | os.PathLike[str], seed: int = 0, root: Place | None = None) -> Finished:
     """The tensors of a finished run, by its folder or by its name below ``root``; of a fleet, the run of that seed."""
-    named = root / os.fspath(text) if root is not None else None
-    home = named if named is not None and (named / result.NAME).exists() else find(text, seed)
+    home = _home(text, seed, root)
     record = result.read(home / result.NAME)
     return Finished(RunSpec.from_dict(record["spec"]), *(_tensors(home, record, part) for part in PARTS))
+
+
+def _home(text: str | os.PathLike[str], seed: int, root: Place | None) -> Place:
+    if os.path.isfile(text):
+        raise UserError(
+            f"{os.fspath(text)} is neither the folder of a run nor a .safetensors file: write the weights of a network "
+            "with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+        )
+    named = root / os.fspath(text) if root is not None else None
+    return named if named is not None and (named / result.NAME).exists() else find(text, seed)
+
+
+def _file(named: str) -> Finished:
+    return Finished(None, _loaded(place(named), _bytes(place(named))), {})
 
 
 def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Run:
@@ -157,16 +204,24 @@ def _tensors(home: Place, record: Mapping[str, Any], part: str) -> Mapping[str, 
         if part == "model":
             raise ReadError(f"{home / result.NAME} does not say what {file.name} must be")
         return {}
-    try:
-        from safetensors.torch import load
-
-        content = file.read_bytes()
-    except ImportError:
-        raise UserError("reading a run needs safetensors; install it with: pip install 'gibbsprune[demo]'") from None
-    except OSError as error:
-        raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
+    content = _bytes(file)
     if hashlib.sha256(content).hexdigest() != digest:
         raise ReadError(f"{file} is damaged: its checksum is not the one in {result.NAME}")
+    return _loaded(file, content)
+
+
+def _bytes(file: Place) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _loaded(file: Place, content: bytes) -> Mapping[str, Tensor]:
+    try:
+        from safetensors.torch import load
+    except ImportError:
+        raise UserError("reading a run needs safetensors; install it with: pip install 'gibbsprune[demo]'") from None
     try:
         return load(content)
     except Exception as error:  # safetensors' own exception, which is no subclass of anything

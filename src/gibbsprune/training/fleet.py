@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_whole
 from ..data.arrays import Arrays
 from ..errors import UserError
+from ..text import first_line
 from .engine import Engine, cloned
-from .finished import Finished, read_finished
+from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
 from .places import Place
@@ -72,7 +74,7 @@ class Fleet:
         groups: dict[int, list[int]] = {}
         for k, spec in enumerate(self.specs):
             groups.setdefault(spec.own_epochs if fused else k, []).append(k)
-        sources = [_source(spec, finished) for spec in self.specs]
+        sources = [source_of(spec, finished) for spec in self.specs]
         self.engines = [
             Engine([self.specs[k] for k in group], arrays, self.device, [sources[k] for k in group], autotune, ranks)
             for group in groups.values()
@@ -120,8 +122,9 @@ class Fleet:
     def finish(self) -> list[dict[str, Any]]:
         """Draws the final masks and says, per run, what came out.
 
-        ``accuracy`` is with the final mask, one more draw from the law; ``accuracy_converged`` with x_cvg;
-        ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm statistics on training data.
+        ``accuracy`` is with the final mask, x_cvg or one more draw from the law (the recipe's ``final``);
+        ``accuracy_converged`` with x_cvg; ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm
+        statistics on training data. ``agreement`` is that of one more draw with x_cvg.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
         self.final = self._in_order([masks for _, masks, _ in finals])
@@ -131,8 +134,9 @@ class Fleet:
     def _finish_engine(self, engine: Engine) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]], list[Tensor]]:
         if self.epoch == self.epochs:
             engine.enter(engine.specs[0].own_epochs)
-        converged, final = engine.masks.limits(), engine.masks.final()
-        agreement = engine.masks.agreement(final, converged)
+        converged, drawn = engine.masks.limits(), engine.masks.drawn()
+        final = engine.masks.final(converged, drawn)
+        agreement = engine.masks.agreement(drawn, converged)
         at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
         seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
         kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
@@ -242,12 +246,14 @@ class Fleet:
         return {"version": 2, "epoch": self.epoch, "engines": [engine.state_dict() for engine in self.engines]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("version") != 2 or not _alike(self.state_dict(), state):
+        if not _alike(self.state_dict(), state) or state["version"] != 2:
             raise UserError("the saved state is of other runs, another network or another kind of device")
-        self.final = None
-        for engine, saved in zip(self.engines, state["engines"]):
-            engine.load_state_dict(saved)
-        self.epoch = int(state["epoch"])
+        self.final, self.epoch = None, check_whole("the saved epoch", state["epoch"], 0)
+        try:
+            for engine, saved in zip(self.engines, state["engines"]):
+                engine.load_state_dict(saved)
+        except (RuntimeError, TypeError) as error:  # as of a random stream whose bytes are none
+            raise UserError(f"the saved state is damaged: {first_line(error)}") from None
         for engine in self.engines:
             engine.set_schedules(max(0, self.epoch - 1 - self._wait(engine)))
 
@@ -273,12 +279,6 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _source(spec: RunSpec, root: Place | None) -> Finished | None:
-    """The finished run that a run starts from."""
-    named = spec.setting("from")
-    return None if named is None else read_finished(named, spec.seed, root)
-
-
 def _check_shared(specs: Sequence[RunSpec]) -> None:
     first = specs[0]
     for spec in specs[1:]:
@@ -301,11 +301,12 @@ def _fusable(specs: Sequence[RunSpec], arrays: Arrays) -> bool:
 
 
 def _alike(own: Any, other: Any) -> bool:
-    """Whether a saved state has the same keys and shapes."""
+    """Whether a saved state has the same keys, shapes and kinds of values."""
     if isinstance(own, Tensor):
-        return isinstance(other, Tensor) and own.shape == other.shape
+        return isinstance(other, Tensor) and own.shape == other.shape and own.dtype == other.dtype
     if isinstance(own, dict):
         return isinstance(other, dict) and own.keys() == other.keys() and all(_alike(own[k], other[k]) for k in own)
     if isinstance(own, list):
         return isinstance(other, list) and len(own) == len(other) and all(map(_alike, own, other))
-    return True
+    numbers = isinstance(own, (int, float)) and isinstance(other, (int, float))
+    return own is None or numbers or type(own) is type(other)

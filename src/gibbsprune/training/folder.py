@@ -6,6 +6,7 @@ and model, beside the shared ``run.json`` and ``checkpoints``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import Lock, Missing, ReadError, clean, plain, read_json, write_atomic, write_json, writing
+from ..files import Lock, Missing, ReadError, clean, parse_json, plain, read_json, write_atomic, write_json, writing
 from . import result
 from .places import Place, place
 from .spec import RunSpec
@@ -23,11 +24,11 @@ from .spec import RunSpec
 FORMAT = 1
 #: What ``run.json`` says beside the runs.
 ABOUT = {"versions": dict, "hardware": dict, "options": dict, "resumed": list, "device": str, "data_sha256": str,
-         "ranks": int}  # fmt: skip
+         "ranks": int, "logs": dict}  # fmt: skip
 #: What a run writes into its folder.
 OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
              "summary.md")  # fmt: skip
-OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard")
+OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard", "wandb")
 PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
 
 
@@ -171,11 +172,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The epochs of one ``metrics.jsonl``; lines that are not whole are left out."""
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        records += [record] if isinstance(record, dict) and isinstance(record.get("epoch"), int) else []
+        with contextlib.suppress(ReadError):
+            record = parse_json(line, path.name)
+            records += [record] if isinstance(record.get("epoch"), int) else []
     return records
 
 

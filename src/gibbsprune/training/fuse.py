@@ -27,7 +27,7 @@ PLAIN = (
 
 
 class FusedLinear(nn.Module):
-    """K dense layers side by side: (B, K·inputs) → (B, K·outputs)."""
+    """K dense layers side by side: (…, K·inputs) → (…, K·outputs)."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class FusedLinear(nn.Module):
         self.bias = _joined(biases) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        per_run = x.unflatten(-1, (self.runs, -1)).transpose(0, 1)  # (K, B, inputs)
+        per_run = x.unflatten(-1, (self.runs, -1)).flatten(0, -3).transpose(0, 1)  # (K, B, inputs)
         out = torch.bmm(per_run, self.weight.unflatten(0, (self.runs, -1)).transpose(1, 2))
-        out = out.transpose(0, 1).flatten(1)
+        out = out.transpose(0, 1).reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
 

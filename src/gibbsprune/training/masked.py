@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
+from ..importance import add_gradient, add_inputs, by_inputs, channel_axis
 from ..masking import Masked, attach, stored_weight
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
-from .shrinking import OFF, Shrunk, shrink
 from .sites import run_sites
+from .soft import OFF, Soft, softened
 from .spec import RunSpec
 
 
@@ -35,28 +36,33 @@ class MaskedNetwork:
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
         self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
         self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
-        shrinks = any(s.how.shrinking(s) for s in specs)
+        soft = any(s.how.soft_threshold(s) for s in specs)
+        self.importance = [spec.how.importance(spec) for spec in specs]
+        self.scores: dict[tuple[str, str], Tensor] = {}  # by importance and layer, of all runs, where one wants it
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             module = self.model.get_submodule(name)
             weight = cast(nn.Parameter, module.weight)
-            masked = self._shrunk(name, weight, gradient, survivors) if shrinks else Masked(weight, gradient, survivors)
+            masked = self._soft(name, weight, gradient, survivors) if soft else Masked(weight, gradient, survivors)
             attach(module, masked)
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
             if masked.lost is not None:
                 self.lost[name] = masked.lost
+            for kind in dict.fromkeys(self.importance):
+                if kind != "magnitude":
+                    self._watch(name, kind, masked)
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
 
-    def _shrunk(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Shrunk:
+    def _soft(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Soft:
         """A layer of which some runs learn a soft threshold."""
-        starts = [found[0] if (found := s.how.shrinking(s)) and name in own else OFF
+        starts = [found[0] if (found := s.how.soft_threshold(s)) and name in own else OFF
                   for s, own in zip(self.specs, self.names)]  # fmt: skip
-        masked = Shrunk(weight, gradient, torch.tensor(starts), survivors)
+        masked = Soft(weight, gradient, torch.tensor(starts), survivors)
         self.levels[name] = masked.level
         return masked
 
@@ -93,6 +99,46 @@ class MaskedNetwork:
         stored = {name: self.stored(name).detach() for name in self.masks}
         return [share(stored[name], k, self.runs) for name, k, _ in self.sites]
 
+    def _watch(self, name: str, kind: str, masked: Masked) -> None:
+        """Room for the scores of a layer; a checkpoint holds it as it does batch-norm statistics."""
+        module = self.model.get_submodule(name)
+        inputs = next(
+            site.shape[0 if site.structure.transposed else 1] for other, _, site in self.sites if other == name
+        )
+        count = inputs * int(getattr(module, "groups", 1)) if hasattr(module, "groups") else inputs * self.runs
+        shape = self.stored(name).shape if kind == "taylor" else (count,)
+        masked.register_buffer(kind, torch.zeros(shape, device=self.device), persistent=False)
+        self.scores[kind, name] = value = masked.get_buffer(kind)
+        if kind == "wanda":
+
+            def look(layer: nn.Module, given: tuple[Tensor, ...], axis: int = channel_axis(module)) -> None:
+                if layer.training:
+                    add_inputs(value, given[0], axis)
+
+            module.register_forward_pre_hook(look)
+
+    @torch.no_grad()
+    def observe(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], through: Tensor) -> None:
+        """Adds a step's gradients to the scores; in the runs ``through`` masked weights have one, too."""
+        found = {id(p): g for p, g in zip(parameters, gradients)}
+        for (kind, name), score in self.scores.items():
+            if kind == "taylor":
+                stored, mask = self.stored(name), self.masks[name].view(self.runs, -1)
+                add_gradient(score, stored, found[id(stored)], (mask | through).view_as(score))
+
+    def judged(self) -> list[Tensor]:
+        """What the laws of the sites are of: their weights, or the scores in their place."""
+        values = self.weights()
+        for i, (name, k, _) in enumerate(self.sites) if self.scores else ():
+            kind, module = self.importance[k], self.model.get_submodule(name)
+            if kind == "taylor":
+                values[i] = share(self.scores[kind, name], k, self.runs)
+            elif kind == "wanda":
+                groups = int(getattr(module, "groups", self.runs)) // self.runs
+                norms = share(self.scores[kind, name], k, self.runs)
+                values[i] = by_inputs(values[i], norms, groups, bool(getattr(module, "transposed", False)))
+        return values
+
     def mask_views(self) -> list[Tensor]:
         """The mask of every site, a view of the fused one."""
         return [share(self.masks[name], k, self.runs) for name, k, _ in self.sites]
@@ -111,10 +157,8 @@ class MaskedNetwork:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
         state = self.model.state_dict(keep_vars=True)
         held = {id(mask) for mask in self.masks.values()}
-        masks, levels = (
-            {name for name, tensor in state.items() if id(tensor) in held},
-            set(map(id, self.levels.values())),
-        )
+        masks = {name for name, tensor in state.items() if id(tensor) in held}
+        levels = set(map(id, self.levels.values()))
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
         plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
         return {
@@ -131,7 +175,7 @@ class MaskedNetwork:
             for name, mask in masks.items():
                 weight = model.get_submodule(name).get_parameter("weight")
                 if name in self.levels:
-                    weight.copy_(shrink(weight, self.levels[name][k].cpu()))
+                    weight.copy_(softened(weight, self.levels[name][k].cpu()))
                 weight.mul_(mask.cpu())
                 if name in self.lost:
                     weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())

@@ -1,8 +1,8 @@
-"""Adam and SGD over one flat buffer of all parameters of all runs, with a learning rate per run.
+"""Adam, AdamW and SGD over one flat buffer of all parameters of all runs, with a learning rate per run.
 
 PyTorch's optimisers have a learning rate per tensor; a fused fleet has several runs in every tensor. As one flat
 elementwise update it is also a single kernel. The formulas are those of ``torch.optim.Adam`` (weight decay coupled
-into the gradient) and ``torch.optim.SGD``, and the tests hold them equal to those.
+into the gradient), ``AdamW`` (times the learning rate, beside it) and ``SGD``, and the tests hold them equal to those.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FlatOptimizer:
         self.penalty: Tensor | None = None
         self.rates = torch.zeros(runs, device=device)
         self.steps = torch.zeros(runs, device=device)
-        names = ("first", "second") if recipe.optimizer == "adam" else ("velocity",)
+        names = ("velocity",) if recipe.optimizer == "sgd" else ("first", "second")
         self.state = {name: torch.zeros_like(self.values) for name in names}
         self.adam, self.sgd = adam_, sgd_
 
@@ -89,11 +89,11 @@ class FlatOptimizer:
             combine(self.grads)
         self.steps += 1
         recipe, shared = self.recipe, (self.values, self.grads, self.decay, self.penalty, self.run, self.rates)
-        if recipe.optimizer == "adam":
-            moments = self.state["first"], self.state["second"], self.steps
-            self.adam(*shared, *moments, recipe.beta1, recipe.beta2, recipe.eps)
-        else:
+        if recipe.optimizer == "sgd":
             self.sgd(*shared, self.state["velocity"], recipe.momentum, recipe.nesterov)
+        else:
+            moments = self.state["first"], self.state["second"], self.steps
+            self.adam(*shared, *moments, recipe.beta1, recipe.beta2, recipe.eps, recipe.optimizer == "adamw")
 
     @torch.no_grad()
     def forget(self, run: int) -> None:
@@ -124,9 +124,15 @@ def adam_(
     beta1: float,
     beta2: float,
     eps: float,
+    decoupled: bool = False,
 ) -> None:
-    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − λ m̂ / (√v̂ + ε), with g as in :func:`_full`."""
-    g = _full(values, grads, decay, penalty)
+    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − λ m̂ / (√v̂ + ε), with g as in :func:`_full`.
+
+    Decoupled: w ← (1 − λ · decay) w − …, and g without decay.
+    """
+    g = _full(values, grads, torch.zeros_like(decay) if decoupled else decay, penalty)
+    if decoupled:
+        values.mul_(1 - _each(rates, run) * decay)
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     rate, root = _each(rates / _gone(beta1, steps), run), _each(_gone(beta2, steps).rsqrt(), run)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: TensorBoard events on request, the model, its masks, the result, the summary."""
+"""What a run leaves behind: the model, its masks, the result, the summary."""
 
 from __future__ import annotations
 
@@ -10,32 +10,7 @@ from .account import write_summary
 from .environment import describe_environment, revision
 from .finished import images_of, save_finished
 from .folder import RunFolder
-from .session import Record, Session
-
-EVENTS = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "lr")
-
-
-class EventLog:
-    """TensorBoard events of every run, under its ``tensorboard`` folder."""
-
-    def __init__(self, folder: RunFolder, epoch: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writers = [SummaryWriter(str(run / "tensorboard"), purge_step=epoch + 1) for run in folder.runs]
-
-    def add(self, records: Sequence[Record | None]) -> None:
-        for writer, record in zip(self.writers, records):
-            for key in EVENTS:
-                if record is not None and record.get(key) is not None:
-                    writer.add_scalar(key, record[key], record["epoch"])
-            writer.flush()
-
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for writer in self.writers:
-            writer.close()
+from .session import Session
 
 
 def records(session: Session, finals: Sequence[dict[str, Any]], source: str | None = None) -> list[dict[str, Any]]:

@@ -97,21 +97,24 @@ def draw_annealing(path: Path, histories: Sequence[History]) -> None:
 
 
 def draw_layers(path: Path, layers: Sequence[dict[str, Any]]) -> None:
-    """The sparsity each layer reached, beside its target."""
-    figure, axes = figure_of(9, 1.1 + 0.26 * len(layers))
+    """How many weights each layer has and how many are left, on one scale; with the same rate everywhere, too."""
+    figure, axes = figure_of(9, 1.3 + 0.26 * len(layers))
     ax = axes[0, 0]
     rows = np.arange(len(layers))
-    ax.barh(rows, [100 * layer["sparsity"] for layer in layers], color=BLUE, height=0.7, label="reached")
-    ax.plot([100 * layer["target"] for layer in layers], rows, "|", color=ORANGE, ms=13, mew=2.5, label="target")
+    weights, kept = (np.array([layer[key] for layer in layers], dtype=float) for key in ("weights", "kept"))
+    least = 10.0 ** math.floor(math.log10(max(1.0, 0.5 * kept[kept > 0].min(initial=weights.min()))))
+    ax.barh(rows, weights - least, left=least, color="#CFE0EE", height=0.72, label="removed")
+    ax.barh(rows, np.maximum(kept - least, 0), left=least, color=BLUE, height=0.72, label="kept")
     for row, layer in zip(rows, layers):
-        text = f"{layer['kept']:,} of {layer['weights']:,} kept"
-        reached = 100 * layer["sparsity"]
-        inside = reached > 35  # room for the text in the bar
-        ax.text(1 if inside else reached + 2, row, text, va="center", fontsize=7, color="white" if inside else "black")
+        missed = abs(layer["sparsity"] - layer["target"]) > 0.005
+        wanted = f", target {100 * layer['target']:.1f} %" if missed else ""
+        text = f"{layer['kept']:,} of {layer['weights']:,}: {100 * layer['sparsity']:.1f} % removed{wanted}"
+        ax.text(1.08 * layer["weights"], row, text, va="center", fontsize=7, color=VERMILLION if missed else "black")
+    ax.set_xscale("log")
     ax.set_yticks(rows, [layer["name"] for layer in layers], fontsize=8)
     ax.set_ylim(len(layers) - 0.4, -0.6)
-    ax.set_xlim(0, 100)
-    tidy(ax, "Sparsity of each layer, %", "")
+    ax.set_xlim(least, weights.max() * (weights.max() / least) ** 0.6)  # room for the texts
+    tidy(ax, "Weights of each layer, on a logarithmic scale", "")
     ax.grid(visible=False)
     ax.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     save(figure, path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -76,8 +78,18 @@ class PlainProgress:
         self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def note(self, message: str) -> None:
-        """Print a line."""
-        print(message, file=self.stream, flush=True)
+        """Print a line; where nobody reads any more, as after ``| head``, that is told once and the run goes on."""
+        try:
+            print(message, file=self.stream, flush=True)
+        except BrokenPipeError:
+            self._go_on_unread()
+
+    def _go_on_unread(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # what is still to be flushed there goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        with contextlib.suppress(OSError):
+            told = "nobody reads the output any more; the run goes on, and Ctrl-C stops it so that it can be resumed"
+            print(f"gibbsprune: {told}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Finish; called once, also after an interruption."""

@@ -6,6 +6,7 @@ own rows; gradients, losses and counts are summed over the ranks. Only rank 0 wr
 
 from __future__ import annotations
 
+import datetime
 import io
 import os
 import sys
@@ -23,6 +24,8 @@ from ..distributed import digest, unequal
 from ..errors import UserError
 from .environment import resolve_device
 
+WAIT = 1800.0  # seconds that a process waits for an answer of the others
+
 
 class LostRank(UserError):
     """Another process of the run has ended, so that this one cannot go on."""
@@ -30,11 +33,12 @@ class LostRank(UserError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among ``size``; ``device`` is where tensors must lie that are sent."""
+    """This process among ``size``; ``device`` is where tensors must lie that are sent, ``seconds`` how long to wait."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009  it cannot be changed
+    seconds: float = WAIT
 
     @property
     def first(self) -> bool:
@@ -50,7 +54,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> None:
         """Sums a tensor over the ranks, in place."""
         if self.size > 1:
-            with _together():
+            with self._together():
                 dist.all_reduce(tensor)
 
     @torch.no_grad()
@@ -67,7 +71,7 @@ class Ranks:
                 tensor.copy_(mean.view(tensor.shape))
         for tensor in tensors:
             if not tensor.is_floating_point():
-                with _together():
+                with self._together():
                     dist.broadcast(tensor, 0)
 
     def any(self, flag: bool) -> bool:
@@ -86,7 +90,7 @@ class Ranks:
         torch.save(value, buffer)
         content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8).to(self.device)
         length = torch.tensor(content.numel(), device=self.device)
-        with _together():
+        with self._together():
             dist.broadcast(length, 0)
             if not self.first:
                 content = torch.empty(int(length), dtype=torch.uint8, device=self.device)
@@ -99,13 +103,27 @@ class Ranks:
         """Raises on every rank unless all of them have the same tensors."""
         if self.size == 1:
             return
-        with _together():
+        with self._together():
             names = unequal({f"the {name}": digest(tensors) for name, tensors in parts.items()}, self.device)
         if names:
             raise UserError(
                 f"the processes of this run differ in {' and '.join(names)} {when}: all of them need the same "
                 "hardware, versions and data"
             )
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What the ranks do together fails when one of them is gone, or does not answer."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            if "timed out" in reason.lower() or "timeout" in reason.lower():
+                raise LostRank(
+                    f"another process of this run has not answered for {self.seconds:g} seconds (--rank-timeout); it "
+                    "hangs or was stopped"
+                ) from None
+            raise LostRank(f"another process of this run has ended ({reason[:120]})") from None
 
 
 ALONE = Ranks()
@@ -134,8 +152,8 @@ def rank_device(name: str) -> torch.device:
 
 
 @contextmanager
-def join(device: str) -> Iterator[Ranks]:
-    """Meets the other processes, each on a device of its own.
+def join(device: str, seconds: float | None = None) -> Iterator[Ranks]:
+    """Meets the other processes, each on a device of its own; whoever does not answer for so long is given up.
 
     From then on the first rank that fails says why, if only that it has no device, and the others end without a word.
     """
@@ -143,16 +161,19 @@ def join(device: str) -> Iterator[Ranks]:
     if size == 1:
         yield ALONE
         return
+    seconds = seconds or WAIT
+    patience = datetime.timedelta(seconds=seconds)
     with _reaching(rank, size):
-        store = next(iter(dist.rendezvous("env://")))[0]
+        store = next(iter(dist.rendezvous("env://", timeout=patience)))[0]
     try:
         where = rank_device(device)
         if where.type == "cuda":
             torch.cuda.set_device(where)
         with _reaching(rank, size):
             group = dist.PrefixStore("gibbsprune", store)
-            dist.init_process_group("nccl" if where.type == "cuda" else "gloo", store=group, rank=rank, world_size=size)
-        yield Ranks(rank, size, where)
+            backend = "nccl" if where.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=patience)
+        yield Ranks(rank, size, where, seconds)
     except UserError as error:
         if _first_to_fail(store, rank):
             print(f"gibbsprune: {error}", file=sys.stderr, flush=True)
@@ -181,15 +202,6 @@ def _reaching(rank: int, size: int) -> Iterator[None]:
 def compare_data(ranks: Ranks, arrays: Arrays) -> None:
     """Refuses to train on data that are not the same everywhere."""
     ranks.compare("before training", data=[arrays.x_train, arrays.y_train, arrays.x_test, arrays.y_test])
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """What the ranks do together fails when one of them is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostRank(f"another process of this run has ended ({' '.join(str(error).split())[:120]})") from None
 
 
 def _first_to_fail(store: dist.Store, rank: int) -> bool:

@@ -61,6 +61,7 @@ class Recipe:
     beta_start: float | None = None
     beta_end: float | None = None
     anneal_epochs: int | None = None
+    final: str = "converged"
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -107,13 +108,23 @@ class Recipe:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `as_dict` wrote; fields left out keep the dataclass's defaults."""
+        """The recipe that `as_dict` wrote; fields left out keep the dataclass's defaults.
+
+        Without `final` it is of a time when every run ended with one more draw.
+        """
         needed = [f.name for f in dataclasses.fields(Recipe) if f.default is dataclasses.MISSING]
         missing = [name for name in needed if name not in values]
         if missing:
             raise UserError(f"the recipe lacks {', '.join(missing)}")
         start = Recipe(**{name: values[name] for name in needed})
-        return start.replace(**values)
+        return start.replace(**{"final": "sample", **values})
+
+    @property
+    def images(self) -> str:
+        """What is done to the training images, in words."""
+        moved = f"shifted by up to {self.shift:g} pixels" if self.shift else ""
+        changes = [words for words in (moved, "flipped" if self.flip else "") if words]
+        return f"{' and '.join(changes)} at random" if changes else "as they are, neither shifted nor flipped"
 
     def show(self) -> str:
         """The recipe as readable text, one field per line with what it means."""
@@ -138,14 +149,16 @@ FIELDS: dict[str, Field] = {
     "name": Field(text(), "what the recipe is called"),
     "epochs": Field(whole(1), "passes over the training set, before stretching"),
     "batch": Field(whole(1), "images per optimisation step"),
-    "optimizer": Field(choice("adam", "sgd"), "adam or sgd"),
+    "optimizer": Field(choice("adam", "adamw", "sgd"), "adam, adamw or sgd"),
     "lr": Field(number(0, above=True), "initial learning rate"),
     "momentum": Field(number(0, 1, below=True), "sgd: momentum"),
     "nesterov": Field(flag(), "sgd: Nesterov's form of momentum"),
     "beta1": Field(number(0, 1, below=True), "adam: decay of the mean gradient"),
     "beta2": Field(number(0, 1, below=True), "adam: decay of the mean squared gradient"),
     "eps": Field(number(0, above=True), "adam: added to the root of the mean squared gradient"),
-    "weight_decay": Field(number(0), "times the weight, added to its gradient (coupled)"),
+    "weight_decay": Field(
+        number(0), "times the weight, added to its gradient; adamw: times the learning rate, to its step"
+    ),
     "decay_on": Field(choice("convolutions", "all"), "decayed: convolution weights alone, or all parameters"),
     "lr_schedule": Field(choice("steps", "cosine"), "steps at the milestones, or cosine to zero"),
     "milestones": Field(wholes(1), "steps: epochs from which the learning rate is multiplied by gamma once more"),
@@ -161,6 +174,7 @@ FIELDS: dict[str, Field] = {
     "beta_start": Field(optional(number(0)), f"first beta {_default}"),
     "beta_end": Field(optional(number(0)), f"last beta {_default}"),
     "anneal_epochs": Field(optional(whole(1)), f"epochs over which beta rises, then held {_default}"),
+    "final": Field(choice("converged", "sample"), "gibbs: final mask; sample: one more draw, as in the paper"),
 }
 
 PAPER = Recipe(
@@ -178,7 +192,11 @@ PAPER = Recipe(
     bn_eps=1e-3,
     standardise="global",
     anneal_epochs=annealed(200),
+    final="sample",
 )
+
+# For data that nothing is known of: a picture may not mean the same when it is turned around or moved.
+PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False)
 
 MODERN = Recipe(
     name="modern",
@@ -208,7 +226,7 @@ DIGITS = Recipe(
     anneal_epochs=annealed(25),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, DIGITS, PLAIN)}
 
 
 def recipe(name: str) -> Recipe:

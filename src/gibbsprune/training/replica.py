@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..samplers import stream
 from ..site import Site
 from ..structures import check_mask
 from ..threshold import Segments
 from .finished import Finished
 from .fuse import share
-from .shrinking import shrink
+from .soft import softened
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -30,6 +31,7 @@ class Replica:
         self.places = {name: i for i, (name, run, _) in enumerate(engine.network.sites) if run == k}
         if source is not None:
             self.spec.how.check_source(self.spec, source, self.sites)
+            self._check_fits(source)
         self.save_at = self.spec.how.save_at(self.spec, self.spec.phases[0].epochs * engine.batches.steps)
         self.every = self.spec.how.every(self.spec)
         self.saved: dict[str, Tensor] = {}
@@ -59,10 +61,10 @@ class Replica:
         return {name: share(of(network.stored(name)), self.k, network.runs) for name in self.sites}
 
     @property
-    def shrunk(self) -> Mapping[str, Tensor]:
+    def softened(self) -> Mapping[str, Tensor]:
         """The weight of every pruned layer with the soft threshold that it has learned."""
         levels = self.engine.network.levels
-        return {name: shrink(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
+        return {name: softened(weight, levels[name][self.k].detach()) for name, weight in self.weights.items()}
 
     @cached_property
     def segments(self) -> Segments:
@@ -93,10 +95,27 @@ class Replica:
 
     @torch.no_grad()
     def load(self, source: Finished) -> None:
-        """Starts from the values of a finished run."""
+        """Starts from the values of a finished run or file."""
         for name, value in self.values().items():
-            value.copy_(source.model[name])
+            if name in source.model:  # a count of batches, which nothing depends on, may be missing
+                value.copy_(source.model[name])
         self.engine.optimizer.forget(self.k)
+
+    def _check_fits(self, source: Finished) -> None:
+        """Refuses the weights of another network."""
+        ours, named = self.engine.network.run_state(self.k), self.spec.setting("from")
+        lacking = [name for name, value in ours.items() if name not in source.model and value.dim()]
+        if strange := lacking or sorted(set(source.model) - set(ours)):
+            whose = str(named) if lacking else f"this {self.spec.model}"
+            raise UserError(f"{named} is of another network than this {self.spec.model}: {whose} has no {strange[0]}")
+        for name, value in source.model.items():
+            if value.shape != ours[name].shape:
+                raise UserError(
+                    f"{named} is of another network than this {self.spec.model}: its {name} is {tuple(value.shape)}, "
+                    f"not {tuple(ours[name].shape)}"
+                )
+            if value.is_floating_point() and not value.isfinite().all():
+                raise UserError(f"{named} holds values that are no numbers, in {name}")
 
     def put_aside(self, what: str) -> None:
         """Keeps the run's values as they are now under that name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -27,6 +27,7 @@ class Masks:
         self.streams = [stream(spec.seed, "masks", device) for spec in specs]
         sites = [site for _, _, site in network.sites]
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
+        self.warm = [i for i, site in enumerate(sites) if site.warm]
         self.rules: list[tuple[Rule, list[int]]] = []
         for how in dict.fromkeys(spec.how for spec in specs):
             mine = [i for i, site in enumerate(sites) if specs[site.run].how is how and site.sparsity > 0]
@@ -68,7 +69,7 @@ class Masks:
         """The sparsities of an epoch, where they rise or are shared among layers."""
         if not self.targets:
             return
-        weights, sites = self.network.weights(), self.network.sites
+        weights, sites = self.network.judged(), self.network.sites
         wanted = list(self.sparsities)
         for k, targets in self.targets.items():
             mine = [i for i, (_, run, _) in enumerate(sites) if run == k]
@@ -91,16 +92,30 @@ class Masks:
     @torch.no_grad()
     def draw(self) -> None:
         """A fresh mask for every layer whose method draws one; the others keep theirs."""
-        weights, views = self.network.weights(), self.network.mask_views()
-        jobs = [
-            partial(rule.draw, [weights[i] for i in places], self.betas, self.streams) for rule, places in self.rules
-        ]
+        weights, views = self.network.judged(), self.network.mask_views()
+        jobs = [self._job(rule, places, weights, views) for rule, places in self.rules]
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
         self.shrink(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
+
+    def _job(
+        self, rule: Rule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        """A draw of one rule; warm chains go on from ``masks``."""
+        mine = [weights[i] for i in places]
+        if self.warm and isinstance(rule, Law):
+            return partial(rule.draw, mine, self.betas, self.streams, before=[masks[i] for i in places])
+        return partial(rule.draw, mine, self.betas, self.streams)
+
+    @torch.no_grad()
+    def keep_chains(self) -> None:
+        """Holds the masks of warm chains, which go on from them in the next epoch, whatever is tested in between."""
+        views = self.network.mask_views()
+        for i in self.warm:
+            self.held[i].copy_(views[i])
 
     def _fill_gradients(self, weights: Sequence[Tensor]) -> None:
         """What the gradient is multiplied by beyond the mask, of all runs at once."""
@@ -118,7 +133,7 @@ class Masks:
     @torch.no_grad()
     def shrink(self, weights: Sequence[Tensor] | None = None) -> None:
         """What survivors lose, from the weights as they are now."""
-        weights, runs = weights or self.network.weights(), self.network.runs
+        weights, runs = weights or self.network.judged(), self.network.runs
         for rule, places in self.rules if self.shrunk else ():
             mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
             if mine and isinstance(rule, Law):
@@ -130,20 +145,28 @@ class Masks:
     @torch.no_grad()
     def limits(self) -> list[Tensor]:
         """The masks with which the runs would end now, but for a last draw: converged ones, or those held."""
-        masks, weights = list(self.held), self.network.weights()
+        masks, weights = list(self.held), self.network.judged()
         for i, mask in zip(self.limited, self.limit.converged([weights[i] for i in self.limited])):
             masks[i] = mask
         return masks
 
     @torch.no_grad()
-    def final(self) -> list[Tensor]:
-        """The masks with which the runs end: :meth:`limits`, or one more draw from the law."""
-        masks, weights = self.limits(), self.network.weights()
+    def drawn(self) -> list[Tensor]:
+        """:meth:`limits`, and where masks are drawn from a law one more draw."""
+        masks, weights = self.limits(), self.network.judged()
         for rule, places in self.rules:
             if isinstance(rule, Law):
-                for i, mask in zip(places, rule.final([weights[i] for i in places], self.betas, self.streams)):
+                going = [self.held[i] for i in places] if self.warm else None
+                drawn = rule.final([weights[i] for i in places], self.betas, self.streams, before=going)
+                for i, mask in zip(places, drawn):
                     masks[i] = mask
         return masks
+
+    def final(self, limits: Sequence[Tensor], drawn: Sequence[Tensor]) -> list[Tensor]:
+        """The masks with which the runs end, of these two, as their recipes say."""
+        specs, sites = self.network.specs, self.network.sites
+        ends = [specs[k].how.ends_with == "drawn" and specs[k].recipe.final == "sample" for _, k, _ in sites]
+        return [sample if last else limit for last, limit, sample in zip(ends, limits, drawn)]
 
     @torch.no_grad()
     def agreement(self, masks: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:
@@ -157,5 +180,5 @@ class Masks:
 
     def remembered(self) -> list[Tensor]:
         """The held masks that a checkpoint must hold: the others follow from the weights."""
-        drawn = set(self.limited)
+        drawn = set(self.limited) - set(self.warm)
         return [mask for i, mask in enumerate(self.held) if i not in drawn]

@@ -7,7 +7,6 @@ all that; the others train along.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import shlex
@@ -22,13 +21,15 @@ from .. import data
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..files import ReadError, WriteError
+from ..text import command as as_typed
 from . import checkpoint
 from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
-from .finished import check_trust
+from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
 from .interrupt import Interrupt
-from .outputs import EventLog, write_outputs
+from .logs import Logs, check_packages
+from .outputs import write_outputs
 from .progress import PlainProgress, make_progress
 from .ranks import ALONE, LostRank, Ranks, compare_data
 from .session import Record, Session, Watch, all_diverged
@@ -46,7 +47,7 @@ class Options:
 
     checkpoint_epochs: int = 1
     checkpoint_seconds: float = 0.0
-    tensorboard: bool = False
+    log: tuple[str, ...] = ()  # of :data:`gibbsprune.training.logs.LOGS`
     autotune: bool = False
 
 
@@ -78,7 +79,7 @@ def start(
         progress: what shows how it goes on.
         ranks: the processes that train it together.
     """
-    options, specs = options or Options(), list(specs)
+    options, specs = options or Options(), [identified(spec) for spec in specs]
     if len({spec.data for spec in specs}) != 1:
         raise UserError("the runs of a fleet must share one data set")
     _check_packages(options)
@@ -89,6 +90,9 @@ def start(
     if (path / "run.json").exists():
         RunFolder.create(path, specs, {})  # refuses, before anything is loaded
     progress = progress or make_progress()
+    if specs[0].data.partition(data.HELD_OUT)[0].endswith(".npz"):
+        how = specs[0].recipe
+        progress.note(f"recipe {how.name}: training images {how.images} (--shift, --flip)")
     with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
         compare_data(ranks, arrays)
@@ -96,7 +100,8 @@ def start(
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
             about = {
                 "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
-                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "options": asdict(options),
+                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "images": images_of(arrays, specs[0]),
+                "options": asdict(options),
                 **describe_environment(where), "resumed": [],
             }  # fmt: skip
             folder = RunFolder.create(path, specs, about)
@@ -176,30 +181,32 @@ def _drive(
     )  # fmt: skip
     if state is not None:
         session.load(state)
+    logs = Logs(options.log, folder, fleet.epoch, progress.note)
     folder.write_record()
     folder.write_metrics(session.history)
     runs = "" if len(folder.specs) == 1 else f" ({len(folder.specs)} runs)"
-    with EventLog(folder, fleet.epoch) if options.tensorboard else contextlib.nullcontext() as events:
-        session.watch = _Writing(folder, progress, events)
-        progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
-        try:
-            session.train(interrupt)
-            progress.close()
-            results = write_outputs(folder, session, fleet.finish())
-        except (KeyboardInterrupt, WriteError, LostRank):
-            progress.close()
-            progress.note(how_to_resume(folder))
-            raise
-        finally:
-            progress.close()
+    session.watch = _Writing(folder, progress, logs)
+    progress.begin(f"{folder.path}{runs}", fleet.epochs, fleet.epoch)
+    results = None
+    try:
+        session.train(interrupt)
+        progress.close()
+        results = write_outputs(folder, session, fleet.finish())
+    except (KeyboardInterrupt, WriteError, LostRank):
+        progress.close()
+        progress.note(how_to_resume(folder))
+        raise
+    finally:
+        progress.close()
+        logs.end(results)
     return Outcome(Path(str(folder.path)), results)
 
 
 class _Writing(Watch):
     """Puts every epoch into the run's folder, and on the display."""
 
-    def __init__(self, folder: RunFolder, progress: PlainProgress, events: EventLog | None) -> None:
-        self.folder, self.progress, self.events = folder, progress, events
+    def __init__(self, folder: RunFolder, progress: PlainProgress, logs: Logs) -> None:
+        self.folder, self.progress, self.logs = folder, progress, logs
         self.masks: list[dict[str, torch.Tensor]] = []
 
     def step(self, done: int, total: int) -> None:
@@ -218,8 +225,7 @@ class _Writing(Watch):
                 "learning rate (--lr)"
             )
         self.folder.append_metrics(records)
-        if self.events is not None:
-            self.events.add(records)
+        self.logs.add(records)
         for run, masks, record in zip(self.folder.runs, self.masks, records):
             if record is not None and record["beta"] is not None:  # others have no picture of how they freeze
                 save_snapshot(run / "snapshots", masks, record["epoch"], record["beta"])
@@ -249,17 +255,18 @@ def how_to_resume(folder: RunFolder) -> str:
     epochs = max(spec.own_epochs for spec in folder.specs)
     state = f"saved after epoch {saved[-1][0]} of {epochs}" if saved else "nothing saved yet"
     trust = " --trust" if any(":" in spec.model for spec in folder.specs) else ""
-    return f"stopped, {state}; continue with: gibbsprune train --resume {shlex.quote(str(folder.path))}{trust}"
+    return f"stopped, {state}; continue with: {as_typed(f'train --resume {shlex.quote(str(folder.path))}{trust}')}"
 
 
 def _options(folder: RunFolder) -> Options:
     """How the run was to be kept; what its record does not say, or says of another kind, is refused."""
     told = {field.name: folder.told("options", field.name) for field in fields(Options)}
     for field in fields(Options):
-        kind = (int, float) if field.type == "float" else {"int": int, "bool": bool}[str(field.type)]
-        if not isinstance(told[field.name], kind) or (field.name == "checkpoint_epochs" and told[field.name] < 1):
+        kind: Any = {"int": int, "bool": bool, "float": (int, float)}.get(str(field.type), list)
+        sound = isinstance(told[field.name], kind)
+        if not sound or (field.name == "checkpoint_epochs" and told[field.name] < 1):
             raise ReadError(f"{folder.path / 'run.json'} has been changed: {field.name} is {told[field.name]!r}")
-    return Options(**told)
+    return Options(**{**told, "log": tuple(told["log"])})
 
 
 def _take_threads(folder: RunFolder) -> None:
@@ -272,8 +279,7 @@ def _take_threads(folder: RunFolder) -> None:
 
 def _check_packages(options: Options) -> None:
     require("safetensors", "to save the trained model")
-    if options.tensorboard:
-        require("tensorboard", "for --tensorboard")
+    check_packages(options.log)
 
 
 def _ranks_before(folder: RunFolder) -> int:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import UserError
 from ..files import ReadError
 from . import checkpoint
 from .fleet import Fleet
@@ -90,7 +89,8 @@ class Session:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint's state."""
-        if not {"fleet", "history", "spent"} <= state.keys():
+        sound = {"fleet", "history", "spent"} <= state.keys() and isinstance(state["spent"], (int, float))
+        if not sound or not _is_history(state["history"], len(self.fleet.specs)):
             raise ReadError(f"{self.folder} holds checkpoints of something else than a run")
         self.fleet.load_state_dict(state["fleet"])
         self.history, self.earlier = state["history"], state["spent"]
@@ -202,6 +202,16 @@ class Allowance:
         return 4 * self.test + MARGIN <= self.left()
 
 
+def _is_history(found: Any, runs: int) -> bool:
+    """Whether it is one list of tested epochs per run, each with plain values by name."""
+    if not isinstance(found, list) or len(found) != runs or not all(isinstance(past, list) for past in found):
+        return False
+    plain = (int, float, str, type(None))
+    return all(isinstance(record, dict) and isinstance(record.get("epoch"), int)
+               and all(isinstance(value, plain) for value in record.values())
+               for past in found for record in past)  # fmt: skip
+
+
 def all_diverged(records: Sequence[Record | None]) -> bool:
     """Whether no run has a finite loss any more."""
     return not any(record is None or math.isfinite(record["loss"]) for record in records)
@@ -212,8 +222,5 @@ def resume(session: Session, say: Callable[[str], object]) -> bool:
     assert session.folder is not None
     found = checkpoint.load_latest(session.folder, warn=say)
     if found is not None:
-        try:
-            session.load(found[1])
-        except (TypeError, KeyError) as error:
-            raise UserError(f"{session.folder} holds checkpoints of something else: {error!r}") from None
+        session.load(found[1])
     return found is not None

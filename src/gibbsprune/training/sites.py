@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from ..errors import UserError
+from ..samplers import CHAINS
 from ..selection import select
 from ..site import Site, layer_site
 from ..structures import as_structure
@@ -23,7 +26,10 @@ def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
             continue
         structure, shape = spec.how.structure_of(spec, module), tuple(module.weight.shape)  # type: ignore[arg-type]
         advice = f"; leave it out with --exclude {name}"
-        sites[name] = layer_site(name, shape, structure, chosen, spec.sparsity, spec.sampler, advice)
+        site = layer_site(name, shape, structure, chosen, spec.sparsity, spec.sampler, advice)
+        if site.sampler in CHAINS:
+            site = replace(site, sweeps=spec.setting("sweeps"), warm=spec.setting("chain") == "warm")
+        sites[name] = site
     if not sites:
         kinds = ", ".join(kind.__name__ for kind in spec.how.layers)
         raise UserError(f"method {spec.method!r} prunes layers of {kinds}, not {', '.join(layers)}")

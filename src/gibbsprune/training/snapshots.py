@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from ..files import make_folder, write_atomic
+from ..archives import read_arrays
+from ..files import ReadError, make_folder, write_atomic
 from ..text import told
 from .places import Place, files
 
@@ -77,16 +75,14 @@ def load_snapshots(folder: Place) -> list[Snapshot]:
     found = []
     for path in files(folder, "epoch-*.npz"):
         try:
-            found.append(_read(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, MemoryError, zlib.error, BadZipFile,
-                NotImplementedError, RuntimeError) as error:  # fmt: skip
+            found.append(_read(path.read_bytes(), path.name))
+        except (OSError, ReadError, ValueError, TypeError, ArithmeticError) as error:
             warnings.warn(f"{path} is damaged and not shown ({told(error)})", stacklevel=2)
     return found
 
 
-def _read(content: bytes) -> Snapshot:
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        values: dict[str, Any] = {key: file[key] for key in file.files}
+def _read(content: bytes, name: str) -> Snapshot:
+    values = read_arrays(content, name, ("layer", "epoch", "beta", "picture", "block"))
     height, width = (int(size) for size in values["block"])
     picture = np.asarray(values["picture"], dtype=bool)
     if picture.ndim != 2 or not 0 < height <= picture.shape[0] or not 0 < width <= picture.shape[1]:

@@ -31,11 +31,13 @@ from .recipes import RECIPES, Recipe
 METHODS = tuple(methods.METHODS)
 PRECISIONS = ("auto", "float32", "bfloat16")
 COUPLING = Quadratic().coupling
+COUPLED = ("quadratic", "neighbours", "channels", "redundancy")  # Hamiltonians that a coupling is for
 
 
 def default_recipe(data: str) -> Recipe:
-    """The recipe a data set is trained with unless one is named: its own where it has one, else ``paper``."""
-    return RECIPES.get(data.partition(":heldout")[0], RECIPES["paper"])
+    """The recipe of a data set unless one is named: its own, else ``paper``; of a user's own data, ``plain``."""
+    name = data.partition(":heldout")[0]
+    return RECIPES["plain"] if name.endswith(".npz") else RECIPES.get(name, RECIPES["paper"])
 
 
 def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
@@ -60,7 +62,7 @@ class RunSpec:
     ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
 
     >>> RunSpec(structure="kernel", seed=3).name()
-    'digits-resnet20-gibbs-kernel-quadratic-0.9-s3'
+    'digits-resnet20-gibbs-kernel-quadratic-0.9-converged-s3'
     """
 
     data: str = "digits"
@@ -210,10 +212,12 @@ class RunSpec:
             law = [str(self.hamiltonian)] if self.method == "gibbs" else []
             parts += [self.structure.replace(":", "of"), *law, f"{self.sparsity:g}"]
         if self.method == "gibbs":
-            if self.hamiltonian == "quadratic" and self.coupling != COUPLING:
+            if self.hamiltonian in COUPLED and self.coupling != COUPLING:
                 parts.append(f"c{self.coupling:g}")
             if self.sampler != "auto":
                 parts.append(self.sampler)
+            if self.recipe.final != "sample":  # with which every run ended once: their names stay
+                parts.append(self.recipe.final)
         parts += self._setting_parts()
         parts += self._recipe_parts()
         if self.stretch != 1:
@@ -222,7 +226,8 @@ class RunSpec:
             parts.append(self.precision)
         if self.include is not None or self.exclude is not None:
             parts.append("layers." + _hash([self.include, self.exclude]))
-        if with_seed:
+        if with_seed:  # what a run of that seed starts from may be of that seed, too
+            parts += [f"w{self.setting('weights')[:6]}"] if self.setting("weights") else []
             parts.append(f"s{self.seed}")
         return "-".join(parts)
 
@@ -231,7 +236,7 @@ class RunSpec:
         parts = []
         for name, value in dict(self.settings).items():
             setting = self.how.settings[name]
-            if value != setting.default(self):
+            if value != setting.default(self) and name != "weights":
                 text = "" if value is True else _short(value) if isinstance(value, str) else f"{value:g}"
                 parts.append(f"{setting.short}{text}")
         return parts
@@ -240,13 +245,17 @@ class RunSpec:
         """The recipe's name unless it is the data's default, its epochs if changed, a hash of the rest."""
         base = RECIPES.get(self.recipe.name)
         if base is None:
-            return [_slug(self.recipe.name), _hash(self.recipe.as_dict())]
+            return [_slug(self.recipe.name), _hash(self._named_recipe())]
         parts = [] if base == default_recipe(self.data) else [base.name]
         if self.recipe.epochs != base.epochs:
             parts.append(f"e{self.recipe.epochs}")
-        if self.recipe != scale_recipe(base, self.recipe.epochs):
-            parts.append(_hash(self.recipe.as_dict()))
+        if self.recipe.replace(final=base.final) != scale_recipe(base, self.recipe.epochs):
+            parts.append(_hash(self._named_recipe()))
         return parts
+
+    def _named_recipe(self) -> dict[str, Any]:
+        """The recipe without what has a part of its own in names."""
+        return {name: value for name, value in self.recipe.as_dict().items() if name != "final"}
 
 
 def _is_path(data: str) -> bool:

@@ -31,6 +31,7 @@ class Source:
     dtype: str = "float32"
     scale: Sequence[float] | None = None
     shift: Sequence[float] | None = None
+    class_names: Sequence[str] = ()
     memory: Memory = field(init=False)
     data: bytes = field(init=False)
 
@@ -63,6 +64,8 @@ class Source:
             f"#define {macro} {x.size} /* numbers of one image: {' x '.join(map(str, x.shape)) or 1} */"
             for _, macro, x in (*self.inputs, *self.outputs)
         ]
+        if self.class_names:
+            shapes.append(f"extern const char *const {self.name}_classes[{len(self.class_names)}];")
         return _text("template.h").substitute(
             self._names(), shapes="\n".join(shapes), arena=self.arena(), many=self.arena(True), **self.sizes()
         )
@@ -174,13 +177,26 @@ class Source:
         return (
             "/* The weights: biases, positions of the survivors, their values; little-endian. */\n"
             "static const uint64_t gp_data[] = {\n" + ",\n".join(lines) + "};\n"
-            f"const unsigned char *const {self.name}_weights = (const unsigned char *)gp_data;"
+            f"const unsigned char *const {self.name}_weights = (const unsigned char *)gp_data;" + self._classes()
         )
+
+    def _classes(self) -> str:
+        """The names of the classes as an array of strings."""
+        if not self.class_names:
+            return ""
+        names = ", ".join(_string(name) for name in self.class_names)
+        return f"\nconst char *const {self.name}_classes[{len(self.class_names)}] = {{{names}}};"
 
 
 def _text(name: str) -> Template:
     """A C file of this package."""
     return Template((resources.files(__package__) / name).read_text(encoding="utf-8"))
+
+
+def _string(text: str) -> str:
+    """A string of C, in UTF-8."""
+    plain = set(range(32, 127)) - {*b'"\\?'}
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
 
 
 def _numbered(values: Sequence[Value]) -> list[tuple[str, Value]]:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from ...errors import UserError
 from ...files import write_atomic
 from ..onnx import compared, prepared
+from ..pixels import scales
 from .fuse import fused
 from .library import Library, compiler, library
 from .lower import lowered
@@ -57,6 +57,7 @@ def export_c(
     dtype: str = "float32",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> CReport:
     """Write the eval mode of a finalized model as ``name.c``, ``name.h`` and ``main.c`` into ``folder``.
 
@@ -69,6 +70,7 @@ def export_c(
         mean: given with ``std``, the C function takes raw pixels, uint8 of shape (rows, columns, channels), and
             computes (pixel / 255 − mean) / std itself; else it takes floats of shape (channels, rows, columns).
         std: the standard deviation of each channel, of pixels / 255 as the mean is.
+        class_names: what the outputs mean, for the array ``name_classes`` of the source.
 
     Where this machine has a C compiler the source is compiled and compared with PyTorch before it is written.
     """
@@ -77,7 +79,8 @@ def export_c(
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise UserError(f"name is '{name}'; allowed are small letters, digits and underscores, a letter first.")
     model, inputs = prepared(model, example_inputs)
-    source = Source(network(model, inputs), name, 1, dtype, *_pixels(mean, std, inputs))
+    scale, shift = scales(mean, std, inputs) or (None, None)
+    source = Source(network(model, inputs), name, 1, dtype, scale, shift, class_names or ())
     difference = None
     if compiler() is not None:
         plain = source if source.scale is None else Source(source.network, name, 1, dtype)
@@ -114,18 +117,3 @@ def filters_gone(model: nn.Module) -> bool:
     """Whether some layer has filters without any weight."""
     layers = (m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d)))
     return any(bool((layer.weight.flatten(1) == 0).all(1).any()) for layer in layers)
-
-
-def _pixels(mean: Any, std: Any, inputs: tuple[Tensor, ...]) -> tuple[list[float], list[float]] | tuple[()]:
-    """What raw pixels are multiplied with, and what is added; nothing where floats come in."""
-    if mean is None and std is None:
-        return ()
-    if mean is None or std is None:
-        raise UserError("mean and std are given together or not at all.")
-    if len(inputs) != 1 or inputs[0].dim() != 4:
-        raise UserError("raw pixels are for networks with one input of images (batch, channels, rows, columns).")
-    mean, std = [float(x) for x in mean], [float(x) for x in std]
-    channels = inputs[0].shape[1]
-    if len(mean) != channels or len(std) != channels or not all(s > 0 for s in std):
-        raise UserError(f"mean and std need {channels} numbers each, one for each channel, and std positive ones.")
-    return [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...checks import bad, number, optional, or_word, text
 from ...errors import UserError
 from ...site import Site
-from .method import REWIND, Method, Phase, Setting, training
+from .method import REWIND, Method, Phase, Setting, is_file, training
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -23,7 +23,7 @@ SHARES = {"digits": 0.3}
 TUNE_RATE = Setting(or_word(number(0, above=True), REWIND),
                     "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3), or 'rewind': training's last",
                     lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr, "lr")  # fmt: skip
-SOURCE = Setting(optional(text()), "start from this finished dense run instead of training one",
+SOURCE = Setting(optional(text()), "start from this finished dense run, or .safetensors file, instead of training one",
                  lambda spec: None, "from.")  # fmt: skip
 
 
@@ -55,10 +55,13 @@ class AfterTraining(Method):
         return [start, *self.tunes(spec)]
 
     def epochs_before(self, spec: RunSpec) -> int:
-        return training(spec).epochs if spec.setting("from") else 0
+        return training(spec).epochs if spec.setting("from") and not is_file(spec.setting("from")) else 0
 
     def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
-        """The source must be what the run would have trained itself: its epochs count as this run's."""
+        """A run must be what this one would have trained itself: its epochs count as this run's. Of a file nothing is
+        known, and nothing counts."""
+        if source.spec is None:
+            return
         mine = f"dense {spec.model} on {spec.data} of {training(spec).epochs} epochs"
         other, named = source.spec, spec.setting("from")
         found = f"{other.method} {other.model} on {other.data} of {other.total_epochs} epochs"
@@ -69,12 +72,6 @@ class AfterTraining(Method):
     def begin_phase(self, run: Replica, phase: int) -> None:
         if phase:
             self.prune(run, phase - 1)
-        elif run.source is not None:
-            self.start(run, run.source)
-
-    def start(self, run: Replica, source: Finished) -> None:
-        """Takes what the first training would have given from a finished run."""
-        run.load(source)
 
     @abstractmethod
     def tunes(self, spec: RunSpec) -> list[Phase]:

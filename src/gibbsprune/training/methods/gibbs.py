@@ -6,6 +6,7 @@ the family is gradual magnitude pruning: a sparsity that rises, at zero temperat
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...budgets import ALLOCATIONS, Budget
-from ...checks import bad, choice, number
+from ...checks import bad, choice, number, whole
+from ...energies import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
+from ...importance import KINDS as SCORES
+from ...importance import check_importance
 from ...law import Law
+from ...samplers import SWEEPS
 from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
-from ...site import GRADIENTS, SURVIVORS, Site, check_gradient, check_survivors
+from ...site import GRADIENTS, Site, check_gradient
 from ...structures import KINDS, as_structure
+from ...survivors import SURVIVORS
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -50,6 +56,11 @@ class Gibbs(Method):
                              lambda spec: "whole", ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
                                lambda spec: "annealed", "t."),
+        "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
+                              lambda spec: "magnitude", ""),
+        "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
+                         lambda spec: "cold", ""),
+        "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
         "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
     }  # fmt: skip
 
@@ -59,7 +70,7 @@ class Gibbs(Method):
         if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
             raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
         check_allocation(spec)
-        check_survivors(self.survivors(spec), as_structure(spec.structure))
+        check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         for site in sites:
@@ -80,6 +91,9 @@ class Gibbs(Method):
 
     def survivors(self, spec: RunSpec) -> str:
         return str(spec.setting("survivors"))
+
+    def importance(self, spec: RunSpec) -> str:
+        return str(spec.setting("importance"))
 
     def fading(self, spec: RunSpec) -> float:
         return float(spec.setting("fading"))
@@ -109,6 +123,10 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
         plain = spec.coupling == Quadratic().coupling
         return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
     chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
+    if isinstance(chosen, (Neighbours, Redundancy)) and spec.coupling != Quadratic().coupling:
+        if isinstance(chosen, Neighbours):
+            return dataclasses.replace(chosen, attraction=spec.coupling)
+        return dataclasses.replace(chosen, repulsion=spec.coupling)
     return Linear(chosen.kind, relative=True) if relative and isinstance(chosen, Linear) else chosen
 
 

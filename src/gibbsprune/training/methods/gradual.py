@@ -44,12 +44,11 @@ class Gradual(Method):
         sparsity = cubic(run.spec.sparsity, (epoch + 1) / ramp)
         if epoch >= ramp:
             return  # the mask stays
-        limited = {name: site for name, site in run.sites.items() if site.structure.limited}
-        for name, site in limited.items():
+        if not any(site.structure.limited for site in run.sites.values()):
+            return share_largest(run, sparsity, run.spec.setting("allocation"))
+        for name, site in run.sites.items():
             eased = site.structure.eased(sparsity, site.shape)
             run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
-        if not limited:
-            share_largest(run, sparsity, run.spec.setting("allocation"))
 
 
 def cubic(sparsity: float, t: float) -> float:

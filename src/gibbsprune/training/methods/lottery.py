@@ -63,7 +63,10 @@ class Lottery(AfterTraining):
 
     def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
         """The source must have begun with the training that the run would make itself."""
-        mine, other, named = _beginning(spec), _beginning(source.spec), spec.setting("from")
+        named = spec.setting("from")
+        if source.spec is None:
+            raise UserError(f"method 'lottery' starts from a finished lottery run, and {named} is a file of weights")
+        mine, other = _beginning(spec), _beginning(source.spec)
         if mine != other:
             raise UserError(f"method 'lottery' would start from {mine}, but {named} is {other}")
         check_recipe(spec, source.spec)

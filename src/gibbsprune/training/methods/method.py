@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ...budgets import Budget
-from ...checks import Parser
+from ...checks import Parser, optional, text
+from ...errors import UserError
 from ...schedules import Schedule
 from ...site import Site
 from ...structures import PRUNABLE, as_structure
@@ -52,6 +53,15 @@ class Setting:
     short: str
 
 
+#: Where any run may start: every method has these settings, unless it gives one a meaning of its own.
+START = {
+    "from": Setting(optional(text()), "start from the weights of this finished run or .safetensors file (new ones)",
+                    lambda spec: None, "from."),
+    "weights": Setting(optional(text()), "the SHA-256 that those weights must have, or its first digits (filled in)",
+                       lambda spec: None, "w"),
+}  # fmt: skip
+
+
 class Rule(Protocol):
     """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
 
@@ -83,11 +93,30 @@ class Method:
     #: Whether a mask may be asked for at all.
     prunes: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.settings = {**cls.settings, **{name: START[name] for name in START if name not in cls.settings}}
+
     def check(self, spec: RunSpec) -> None:
         """Refuses settings that contradict each other."""
 
     def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
-        """Refuses a finished run (setting ``from``) that this one cannot start from; ``sites`` are its own layers."""
+        """Refuses what this run cannot start from (setting ``from``); ``sites`` are its own layers.
+
+        Whether the weights fit its network is seen to elsewhere. The same weights are another function of the images
+        where these are standardised, or batch norms regularised, in another way.
+        """
+        for name in ("standardise", "bn_eps"):
+            mine, theirs = (getattr(one.recipe, name) for one in (spec, source.spec or spec))
+            if mine != theirs:
+                raise UserError(
+                    f"{spec.setting('from')} was trained with {name} {theirs}, but this run's recipe has {mine}: give "
+                    "both the same"
+                )
+
+    def start(self, run: Replica, source: Finished) -> None:
+        """Before everything else, what the run takes from what it starts from."""
+        run.load(source)
 
     def phases(self, spec: RunSpec) -> list[Phase]:
         return [training(spec)]
@@ -120,6 +149,10 @@ class Method:
         """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
         return "whole"
 
+    def importance(self, spec: RunSpec) -> str:
+        """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
+        return "magnitude"
+
     def fading(self, spec: RunSpec) -> float:
         """The decay of masked weights beyond the recipe's, where masks are drawn."""
         return 0.0
@@ -128,7 +161,7 @@ class Method:
         """λ of an l1 penalty λ·Σ|w| on the pruned layers' weights."""
         return 0.0
 
-    def shrinking(self, spec: RunSpec) -> tuple[float, float] | None:
+    def soft_threshold(self, spec: RunSpec) -> tuple[float, float] | None:
         """Where the level s of a soft threshold σ(s) per layer starts that is learned, and its decay; None: none is."""
         return None
 
@@ -148,6 +181,11 @@ class Method:
 
     def after_step(self, run: Replica, step: int, steps: int) -> None:
         """Between two steps, ``step`` of ``steps`` in all being done."""
+
+
+def is_file(named: str) -> bool:
+    """Whether what a run starts from is a file of weights, of which nothing else is known."""
+    return named.endswith(".safetensors")
 
 
 def training(spec: RunSpec) -> Phase:

@@ -31,6 +31,8 @@ class Reinit(Method):
 
     def check_source(self, spec: RunSpec, source: Finished, sites: Mapping[str, Site]) -> None:
         named, other = spec.setting("from"), source.spec
+        if other is None:
+            raise UserError(f"method 'reinit' takes the masks of a finished run, and {named} is a file of weights")
         if not source.masks:
             raise UserError(f"method 'reinit' takes the masks of a pruned run, but {named} is {other.method}")
         if (other.structure, other.sparsity) != (spec.structure, spec.sparsity):
@@ -42,7 +44,6 @@ class Reinit(Method):
             if name not in source.masks or tuple(source.masks[name].shape) != site.shape:
                 raise UserError(f"the run {named} ({other.model}) has no mask for layer {name} of this {spec.model}")
 
-    def begin_phase(self, run: Replica, phase: int) -> None:
-        assert run.source is not None
+    def start(self, run: Replica, source: Finished) -> None:
         for name in run.sites:
-            run.hold(name, run.source.masks[name])
+            run.hold(name, source.masks[name])

@@ -35,13 +35,13 @@ class SoftThreshold(Method):
     def phases(self, spec: RunSpec) -> list[Phase]:
         return [training(spec), Phase("end", 0, training(spec).rate)]
 
-    def shrinking(self, spec: RunSpec) -> tuple[float, float] | None:
+    def soft_threshold(self, spec: RunSpec) -> tuple[float, float] | None:
         return float(spec.setting("start")), float(spec.setting("level_decay"))
 
     def begin_phase(self, run: Replica, phase: int) -> None:
         if phase == 0:
             return
-        found = run.shrunk
+        found = run.softened
         sizes = torch.cat([weight.abs().flatten() for weight in found.values()]).cpu()
         most = int((1 - run.spec.sparsity) * len(sizes) + 1e-9)
         kept = sizes > 0 if int((sizes > 0).sum()) <= most else keep_largest(sizes, most)

@@ -10,7 +10,7 @@ from torch import nn
 
 from gibbsprune.masking import attach, stored_weight
 from gibbsprune.training.fleet import Fleet
-from gibbsprune.training.shrinking import OFF, Shrunk, shrink
+from gibbsprune.training.soft import OFF, Soft, softened
 from method_bench import RECIPE, SMALL, few, spec
 
 
@@ -18,14 +18,14 @@ from method_bench import RECIPE, SMALL, few, spec
 def test_a_weight_comes_closer_to_zero_by_the_threshold_or_is_zero(weight, level):
     w, s = torch.tensor(weight, dtype=torch.float64), torch.tensor(level, dtype=torch.float64)
     threshold = float(s.sigmoid())
-    found = float(shrink(w, s))
+    found = float(softened(w, s))
     assert found == pytest.approx(0 if abs(weight) <= threshold else weight - threshold * (1 if weight > 0 else -1))
 
 
 def test_the_gradients_are_those_of_the_formula():
     """∂/∂w is that at the shrunk weight where it is not zero, ∂/∂s = −σ′(s) Σ g·sign(w) over the same weights."""
     layer = nn.Linear(6, 4, bias=False).double()
-    attach(layer, shrunk := Shrunk(layer.weight, "masked", torch.tensor([-1.5, OFF])))
+    attach(layer, soft := Soft(layer.weight, "masked", torch.tensor([-1.5, OFF])))
     weight = stored_weight(layer)
     with torch.no_grad():
         weight[3, 0] = 0.0
@@ -38,9 +38,9 @@ def test_the_gradients_are_those_of_the_formula():
     torch.testing.assert_close(weight.grad[:2], g[:2] * stays)
     torch.testing.assert_close(weight.grad[2:], g[2:])  # the run without: also where the weight is zero
     slope = threshold * (1 - threshold)
-    assert shrunk.level.grad is not None
+    assert soft.level.grad is not None
     expected = -slope * (g[:2] * weight[:2].sign() * stays).sum()
-    torch.testing.assert_close(shrunk.level.grad, torch.stack([expected.detach(), torch.zeros_like(expected)]))
+    torch.testing.assert_close(soft.level.grad, torch.stack([expected.detach(), torch.zeros_like(expected)]))
     torch.testing.assert_close(layer.weight[2:], weight[2:], rtol=0, atol=0)
 
 
@@ -60,7 +60,7 @@ def test_a_run_ends_with_what_it_was_trained_with():
     before = found.evaluate()[0]
     result, dense = found.finish()
     model, masks = found.model(0), found.final[0]
-    for name, weight in run.shrunk.items():
+    for name, weight in run.softened.items():
         assert torch.equal(model.get_submodule(name).weight, weight * masks[name])
         assert bool((model.get_submodule(name).weight[masks[name]] != 0).all())
     assert result["sparsity"] >= 0.3 - 1e-3
@@ -76,7 +76,7 @@ def test_more_is_removed_where_less_than_was_asked_for_is_zero():
         found.train_epoch()
     result = found.finish()[0]
     assert result["sparsity"] == pytest.approx(0.3, abs=1e-3)
-    weights, masks = found.engines[0].replicas[0].shrunk, found.final[0]
+    weights, masks = found.engines[0].replicas[0].softened, found.final[0]
     left = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
     gone = torch.cat([weights[name][~mask].abs() for name, mask in masks.items()])
     assert gone.max() <= left.min()  # by magnitude, in the whole network

@@ -1,4 +1,4 @@
-"""Soft thresholds that are learned: the weight under a mask, shrunk towards zero first."""
+"""Soft thresholds that are learned: the weight under a mask comes closer to zero first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..masking import Masked
 OFF = -1e4  # a level whose threshold is exactly 0
 
 
-class Shrunk(Masked):
+class Soft(Masked):
     """weight ↦ sign(w)·max(0, |w| − σ(s)) × mask, with a level s of each run; ``level`` is a parameter, one per run.
 
     Runs whose level is ``OFF`` have the weight as it is, and a gradient also where it is zero.
@@ -25,9 +25,9 @@ class Shrunk(Masked):
 
     def forward(self, weight: Tensor) -> Tensor:
         rows = weight.view(len(self.level), -1)
-        return super().forward(torch.where(self.on, shrink(rows, self.level[:, None]), rows).view_as(weight))
+        return super().forward(torch.where(self.on, softened(rows, self.level[:, None]), rows).view_as(weight))
 
 
-def shrink(weight: Tensor, level: Tensor) -> Tensor:
+def softened(weight: Tensor, level: Tensor) -> Tensor:
     """sign(w)·max(0, |w| − σ(s))."""
     return weight.sign() * (weight.abs() - level.sigmoid()).relu()

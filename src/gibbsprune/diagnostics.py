@@ -1,0 +1,241 @@
+"""What the masks of a pruner are doing: energy, movement, and whether a chain has mixed.
+
+Everything is measured on draws of its own, from a random stream of its own: training is not touched. Where masks are
+drawn exactly the draws are independent of each other. Where a chain draws them, two chains are watched sweep by sweep,
+one from the mask that keeps all and one from the mask that prunes all. As long as they can be told apart after as many
+sweeps as the pruner makes, its masks depend on where the chain began: it has not mixed, and more sweeps, a warm chain,
+a weaker coupling or a slower annealing are due.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .hamiltonians import energy
+from .law import Law
+from .site import Site
+from .text import columns
+
+APART = 0.02  # of the magnetisation of two chains, beyond what chance makes of it: they have not met
+
+
+@dataclass(frozen=True)
+class LayerDiagnostics:
+    """One layer at one β.
+
+    ``energy`` is H per weight. ``magnetisation`` is the mean spin, 1 − 2·sparsity of the masks. ``acceptance`` is the
+    share of weights that turn over from one draw to the next, of a chain from one sweep to the next. ``undecided`` is
+    Σ 4P(1 − P), the effective number of weights that are not decided yet: all of them at β = 0, none in the end.
+    ``time`` is the autocorrelation time of the energy in draws, or sweeps: 1 where they are independent. ``gap`` is the
+    difference in magnetisation of two chains from opposite ends; None where draws are exact.
+    """
+
+    name: str
+    size: int
+    weights: int
+    sampler: str
+    energy: float
+    magnetisation: float
+    acceptance: float
+    undecided: float
+    time: float
+    gap: float | None = None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether nothing can be seen of where a chain began."""
+        return self.gap is None or self.gap < APART + 4 * math.sqrt(max(self.undecided, 1.0)) / self.weights
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """All layers; ``print(diagnostics)`` shows a table, :meth:`scalars` is what a logger takes."""
+
+    beta: float
+    layers: list[LayerDiagnostics]
+
+    @property
+    def mixed(self) -> bool:
+        return all(layer.mixed for layer in self.layers)
+
+    @property
+    def undecided(self) -> float:
+        """The effective number of undecided weights of all layers."""
+        return sum(layer.undecided for layer in self.layers)
+
+    @property
+    def by_size(self) -> dict[int, float]:
+        """The magnetisation of all layers with neighbourhoods of one size: large ones freeze first."""
+        found = {}
+        for size in sorted({layer.size for layer in self.layers}):
+            some = [layer for layer in self.layers if layer.size == size]
+            found[size] = sum(one.magnetisation * one.weights for one in some) / sum(one.weights for one in some)
+        return found
+
+    def scalars(self, prefix: str = "gibbsprune/") -> dict[str, float]:
+        """One number per curve, as ``SummaryWriter.add_scalar`` takes it."""
+        total = sum(layer.weights for layer in self.layers)
+        mean = {
+            name: sum(getattr(layer, name) * layer.weights for layer in self.layers) / total
+            for name in ("energy", "acceptance")
+        }
+        found = {"undecided": self.undecided, "time": max(layer.time for layer in self.layers), **mean}
+        found |= {f"magnetisation of {size}": value for size, value in self.by_size.items()}
+        if gaps := [layer.gap for layer in self.layers if layer.gap is not None]:
+            found["gap"] = max(gaps)
+        return {prefix + name: float(value) for name, value in found.items()}
+
+    def __str__(self) -> str:
+        header = ("layer", "of size", "sampler", "energy", "magnetisation", "acceptance", "undecided", "time", "gap")
+        body = [
+            (layer.name, f"{layer.size}", layer.sampler, f"{layer.energy:.4g}", f"{layer.magnetisation:.4f}",
+             f"{layer.acceptance:.4f}", f"{layer.undecided:.1f}", f"{layer.time:.1f}",
+             "" if layer.gap is None else f"{layer.gap:.4f}{'' if layer.mixed else ' not mixed'}")
+            for layer in self.layers
+        ]  # fmt: skip
+        lines = columns([header, *body], left=len(header))
+        return "\n".join([f"beta {self.beta:g}, {self.undecided:.1f} weights undecided", *lines])
+
+
+def autocorrelation(series: Sequence[float] | Tensor) -> Tensor:
+    """ρ(t) of a series for t = 0, 1 … up to half its length.
+
+    >>> autocorrelation([1.0, -1.0, 1.0, -1.0]).tolist()
+    [1.0, -0.75, 0.5]
+    """
+    values = torch.as_tensor(series, dtype=torch.float64)
+    away = values - values.mean()
+    square = away.square().sum()
+    lags = range(len(away) // 2 + 1)
+    if not square > 0:
+        return torch.tensor([float(t == 0) for t in lags], dtype=torch.float64)
+    return torch.stack([(away[: len(away) - t] * away[t:]).sum() / square for t in lags])
+
+
+def autocorrelation_time(series: Sequence[float] | Tensor) -> float:
+    """1 + 2 Σ ρ(t), up to where ρ is lost in noise: that many draws tell as much as one independent one.
+
+    The sum ends at the first pair ρ(t) + ρ(t + 1) that is not positive (Geyer's initial positive sequence).
+    """
+    rho = autocorrelation(series).tolist()
+    total = 0.0
+    for t in range(1, len(rho) - 1, 2):
+        if rho[t] + rho[t + 1] <= 0:
+            break
+        total += rho[t] + rho[t + 1]
+    return max(1.0, 1 + 2 * total)
+
+
+@torch.no_grad()
+def diagnose(
+    sites: Mapping[str, Site], weights: Sequence[Tensor], beta: float, draws: int, sweeps: int, seed: int
+) -> Diagnostics:
+    """Draws from the laws of some layers, on one device.
+
+    Args:
+        sites: the layers.
+        weights: of them, or what takes their place.
+        beta: the inverse temperature.
+        draws: how many masks of each exact law.
+        sweeps: how many of a chain, as many as the pruner makes.
+        seed: of the random numbers.
+    """
+    chained = {name for name, site in sites.items() if site.sampler == "coloured"}
+    found = {}
+    for chain in (False, True):
+        some = [name for name in sites if (name in chained) == chain]
+        given = [weight for name, weight in zip(sites, weights) if name in some]
+        if some:
+            watch = _watch_chains if chain else _watch_draws
+            found.update(watch({name: sites[name] for name in some}, given, beta, sweeps if chain else draws, seed))
+    return Diagnostics(beta, [found[name] for name in sites])
+
+
+class _Record:
+    """What is kept of the masks of a layer as they come."""
+
+    def __init__(self, site: Site, weight: Tensor) -> None:
+        self.site, self.weight = site, weight
+        self.energies: list[float] = []
+        self.magnetisations: list[float] = []
+        self.flips: list[float] = []
+        self.kept = torch.zeros(site.shape, device=weight.device)
+        self.count = 0
+        self.last: Tensor | None = None
+
+    def add(self, mask: Tensor, counts: bool) -> None:
+        site = self.site
+        self.energies.append(float(energy(mask, self.weight, site.hamiltonian, site.structure, site.sparsity)))
+        self.magnetisations.append(2 * float(mask.float().mean()) - 1)
+        if self.last is not None and counts:
+            self.flips.append(float((mask != self.last).float().mean()))
+        self.last = mask.clone()
+        if counts:
+            self.kept += mask
+            self.count += 1
+
+    def undecided(self) -> float:
+        chance = self.kept / max(1, self.count)
+        return float((4 * chance * (1 - chance)).sum()) * self.count / max(1, self.count - 1)
+
+
+def _watch_draws(
+    sites: Mapping[str, Site], weights: Sequence[Tensor], beta: float, draws: int, seed: int
+) -> dict[str, LayerDiagnostics]:
+    law, generator, betas = _law(sites.values(), weights, beta, seed)
+    records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
+    for _ in range(max(2, draws)):
+        for record, mask in zip(records, law.draw(weights, betas, [generator])):
+            record.add(mask, counts=True)
+    return {name: _summed(name, [record]) for name, record in zip(sites, records)}
+
+
+def _watch_chains(
+    sites: Mapping[str, Site], weights: Sequence[Tensor], beta: float, sweeps: int, seed: int
+) -> dict[str, LayerDiagnostics]:
+    """Two chains from opposite ends, one sweep at a time; only their second halves are counted."""
+    law, generator, betas = _law([replace(site, warm=True, sweeps=1) for site in sites.values()], weights, beta, seed)
+    both: list[list[_Record]] = [[] for _ in sites]
+    for start in (torch.ones, torch.zeros):
+        masks = [start(site.shape, dtype=torch.bool, device=w.device) for site, w in zip(sites.values(), weights)]
+        records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
+        for sweep in range(sweeps):
+            masks = law.draw(weights, betas, [generator], before=masks)
+            for record, mask in zip(records, masks):
+                record.add(mask, counts=sweep >= sweeps // 2)
+        for pair, record in zip(both, records):
+            pair.append(record)
+    return {name: _summed(name, pair) for name, pair in zip(sites, both)}
+
+
+def _law(
+    sites: Iterable[Site], weights: Sequence[Tensor], beta: float, seed: int
+) -> tuple[Law, torch.Generator, Tensor]:
+    device = weights[0].device
+    generator = torch.Generator(device).manual_seed(seed)
+    betas = torch.full((1,), min(beta, 1e28), dtype=torch.float64, device=device)
+    return Law(list(sites)), generator, betas
+
+
+def _summed(name: str, records: Sequence[_Record]) -> LayerDiagnostics:
+    """One layer from one sequence of draws, or from the second halves of two chains."""
+    site, late = records[0].site, slice(0 if len(records) == 1 else len(records[0].energies) // 2, None)
+    count, mean = math.prod(site.shape), lambda values: sum(values) / max(1, len(values))
+    levels = [mean(record.magnetisations[late]) for record in records]
+    return LayerDiagnostics(
+        name,
+        site.size,
+        count,
+        site.sampler,
+        mean([mean(record.energies[late]) for record in records]) / count,
+        mean(levels),
+        mean([flip for record in records for flip in record.flips]),
+        mean([record.undecided() for record in records]),
+        max(autocorrelation_time(record.energies[late]) for record in records),
+        abs(levels[0] - levels[-1]) if len(records) == 2 else None,
+    )

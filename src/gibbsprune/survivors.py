@@ -1,0 +1,45 @@
+"""What a mask leaves of the weights that it keeps: all, or what is left after shrinking them by the threshold.
+
+Shrunk, a weight comes and goes at zero, so that a mask that changes is no jump of the network (docs/theory.md).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import limits
+from .structures import Structure, as_structure, given_sparsity
+from .threshold import check_weight, converged_mask, mean_squares, quantile, squared_rows
+
+SURVIVORS = ("whole", "shrunk")
+
+
+def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:
+    """x_cvg·(1 − √(Q/w̄²)): what is left of each weight where survivors are shrunk by the threshold.
+
+    >>> import torch
+    >>> w = torch.tensor([1.0, -2.0, 4.0])
+    >>> w * shrunk_mask(w, 0.5)
+    tensor([ 0., -0.,  2.])
+    """
+    kind, weight = as_structure(structure), check_weight(weight)
+    sparsity = given_sparsity(sparsity, kind)
+    mask = converged_mask(weight, sparsity, kind)
+    if sparsity == 0:
+        return mask.to(weight.dtype)
+    if kind.limited:
+        values, (least, most) = squared_rows(weight, kind), kind.limits(weight.shape)
+        bound = limits.cuts(values, most)[1]
+        if least < most:
+            bound = torch.maximum(bound, quantile(limits.eligible(values, most).flatten(), sparsity))
+    else:
+        values = mean_squares(weight, kind)[:, None]
+        bound = quantile(values.flatten(), sparsity)
+    left = (1 - lost_share(values, bound)).expand(-1, kind.size(weight.shape))
+    return kind.unrows(left, weight.shape).to(weight.dtype) * mask
+
+
+def lost_share(means: Tensor, threshold: Tensor) -> Tensor:
+    """√(Q/w̄²), at most 1: the share of its value that shrinking by the threshold takes from a neighbourhood."""
+    return (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
