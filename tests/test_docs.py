@@ -142,6 +142,7 @@ def test_theory_names_every_part_of_the_core():
         "structures",
         "limits",
         "threshold",
+        "survivors",
         "graphs",
         "hamiltonians",
         "couplings",
