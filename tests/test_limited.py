@@ -148,7 +148,7 @@ def test_a_large_layer_is_drawn_in_pieces_from_the_same_law(structure, monkeypat
 def test_finalize_warns_of_a_pattern_that_has_not_converged():
     pruner = gp.GibbsPruner(net(), None, "2:4", schedule=gp.ConstantSchedule(0.1))
     with pytest.warns(UserWarning, match="the masks have not converged"):
-        pruned = pruner.finalize()
+        pruned = pruner.finalize("sample")
     check("2:4", pruned[6], pruned[6].weight != 0)
 
 

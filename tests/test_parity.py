@@ -113,9 +113,9 @@ NETWORKS = {
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("structure", EXAMPLES)
 def test_layers_laws_and_schedules_are_the_same(network, structure):
+    sparsity = 0.7 if structure == "at-most-3" else 0.5
     for name in (None, *possible(as_structure(structure))):
         settings = {"units": "threshold"} if name is None else {}
-        sparsity = 0.5 if structure != "at-most-3" else 0.7
         spec = RunSpec(structure=structure, hamiltonian=name, sparsity=sparsity, epochs=30, settings=settings)
         model = NETWORKS[network]()
         sites = run_sites(spec, model)

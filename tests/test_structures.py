@@ -293,7 +293,7 @@ def test_unknown_structure(bad):
         ),
         (
             lambda: gp.sample(torch.ones(2, 8), None, "2:4", sampler="independent"),
-            "sampler is 'independent': allowed are 'auto', 'conditional' with Linear('square')",
+            "sampler is 'independent': allowed are 'auto', 'conditional' with Linear('square', relative=True)",
         ),
         (
             lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(8, 8)), 0.9, "2:4", include="0"),
@@ -309,12 +309,13 @@ def test_unknown_structure(bad):
         ),
         (
             lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(8, 8)), gp.Budget(0.5), "2:4", include="0"),
-            "sparsity is Budget(weights=0.5, macs=None, allocation='global', floor=0.0, round_to=1): allowed are "
-            "numbers, one or by layer, with structure '2:4'",
+            "sparsity is Budget(weights=0.5, macs=None, allocation='global', floor=0.0, round_to=1, latency=None): "
+            "allowed are numbers, one or by layer, with structure '2:4'",
         ),
         (
             lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(8, 8)), None, "2:4", include="0", gradient="law"),
-            "gradient is 'law': allowed are 'masked', 'straight-through' with Linear('square') and groups of 4",
+            "gradient is 'law': allowed are 'masked', 'straight-through' with Linear('square', relative=True) and "
+            "groups of 4",
         ),
     ],
 )

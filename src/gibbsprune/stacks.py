@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from .survivors import lost_share
 from .threshold import CHUNK, Segments
 
 LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
+MOVED = 1 << 26  # elements that are moved by one index, at most
 GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided by then is decided
 
 
@@ -30,6 +32,9 @@ class Stack:
         self.runs = sorted({site.run for site in self.sites})
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
         self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
+        self.sizes = [math.prod(site.shape) for site in self.sites]
+        moved = len(self.sites) > 1 and not all(site.structure.in_order for site in self.sites)
+        self.moved = moved and sum(self.counts) * self.size <= MOVED
 
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
@@ -42,9 +47,40 @@ class Stack:
 
     def rows(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights of all sites, (rows, n), in float32 or better."""
-        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
-        stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = [weights[i].detach() for i in self.members]
+        if self.moved and whole[0].device.type == "cuda":
+            stacked = self.gathered(whole)
+        else:
+            parts = [site.structure.rows(weight) for weight, site in zip(whole, self.sites)]
+            stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+
+    def gathered(self, weights: Sequence[Tensor]) -> Tensor:
+        """The rows of many small layers by a single index: on a GPU each layer by itself costs a kernel."""
+        flat = torch.cat([weights[0].new_zeros(1), *(weight.reshape(-1) for weight in weights)])
+        return flat[self.places(flat.device)].view(-1, self.size)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Where the elements of the rows are among all weights, counted from 1; 0 for what is none."""
+
+        def make() -> Tensor:
+            numbers = torch.arange(1, 1 + sum(self.sizes)).split(self.sizes)
+            parts = [s.structure.rows(n.view(s.shape)).reshape(-1) for n, s in zip(numbers, self.sites)]
+            return torch.cat(parts)
+
+        return self.segments.constant("places", device, make)
+
+    def returned(self, mask: Tensor) -> list[Tensor]:
+        """The inverse of :meth:`gathered`."""
+
+        def make() -> Tensor:
+            places = self.places(torch.device("cpu"))
+            back = torch.empty(1 + sum(self.sizes), dtype=torch.int64)
+            back[places] = torch.arange(len(places))
+            return back[1:]
+
+        flat = mask.reshape(-1)[self.segments.constant("back", mask.device, make)]
+        return [part.view(site.shape) for part, site in zip(flat.split(self.sizes), self.sites)]
 
     def squares(self, weights: Sequence[Tensor]) -> Tensor:
         """w² of all sites, (rows, n)."""
@@ -98,6 +134,10 @@ class Stack:
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
+        if self.moved and mask.device.type == "cuda":
+            for index, part in zip(self.members, self.returned(mask)):
+                masks[index] = part
+            return
         for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
             masks[index] = site.structure.unrows(part, site.shape)
 

@@ -20,8 +20,8 @@ def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | 
 
     >>> import torch
     >>> w = torch.tensor([1.0, -2.0, 4.0])
-    >>> w * shrunk_mask(w, 0.5)
-    tensor([ 0., -0.,  2.])
+    >>> (w * shrunk_mask(w, 0.5)).tolist()
+    [0.0, -0.0, 2.0]
     """
     kind, weight = as_structure(structure), check_weight(weight)
     sparsity = given_sparsity(sparsity, kind)

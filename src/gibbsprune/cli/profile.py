@@ -9,6 +9,7 @@ from typing import Any
 
 from gibbsprune.cli.values import add_trust, check_counts, number, trusting, whole
 from gibbsprune.errors import UserError
+from gibbsprune.structures import as_structure
 
 
 def add_parser(commands: Any, meaning: str) -> None:

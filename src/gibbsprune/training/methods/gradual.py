@@ -13,12 +13,13 @@ from ...checks import number
 from ...schedules import ANNEALED
 from ...structures import KINDS
 from ...threshold import converged_mask
-from .gibbs import ALLOCATION
+from .gibbs import ALLOCATION, check_allocation
 from .magnitude import share_largest
 from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..replica import Replica
+    from ..spec import RunSpec
 
 
 class Gradual(Method):
@@ -34,6 +35,9 @@ class Gradual(Method):
         ),
         "allocation": ALLOCATION,
     }
+
+    def check(self, spec: RunSpec) -> None:
+        check_allocation(spec)
 
     def begin_epoch(self, run: Replica, epoch: int) -> None:
         ramp = max(1, round(run.spec.setting("until") * run.spec.own_epochs))
