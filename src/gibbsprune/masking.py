@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, SupportsIndex, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -33,9 +32,6 @@ from .site import GRADIENTS
 from .structures import Structure, as_structure, is_ours
 from .survivors import SURVIVORS, shrunk_mask
 from .threshold import converged_mask
-
-#: What a masked layer's weight and mask are called in the state of its model.
-STORED, MASK = ".parametrizations.weight.original", ".parametrizations.weight.0.mask"
 
 
 class Masked(nn.Module):
@@ -285,44 +281,6 @@ def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> No
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
                 f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
             )
-
-
-def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]:
-    """The state of a masked model, as a checkpoint of its training has it, for a model without masks.
-
-    ::
-
-        state = torch.load("epoch=7.ckpt", weights_only=True)["state_dict"]
-        model.load_state_dict(gp.plain_state(state))
-
-    Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
-    the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
-    Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
-    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
-    """
-    if not isinstance(state, Mapping):
-        raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
-    plain: dict[str, Any] = {}
-    for name, value in state.items():
-        if name.endswith(STORED):
-            layer = name.removesuffix(STORED)
-            mask = state.get(f"{layer}{MASK}")
-            if not isinstance(mask, Tensor) or mask.shape != value.shape:
-                raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
-            plain[f"{layer}.weight"] = value * mask if masked else value
-        elif not (name.endswith(MASK) and f"{name.removesuffix(MASK)}{STORED}" in state):
-            plain[name] = value
-    return plain
-
-
-def pack(mask: Tensor) -> Tensor:
-    """A mask as one bit per weight."""
-    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
-
-
-def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
-    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
-    return torch.from_numpy(flat).bool().reshape(shape)
 
 
 def _own_class(module: nn.Module) -> None:

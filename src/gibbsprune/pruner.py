@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from .budgets import Budget, Targets, shares_of
 from .checks import bad, check_one_of, check_whole
 from .diagnostics import Diagnostics
-from .distributed import compare_ranks, reshard, whole
+from .distributed import compare_ranks, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .importance import check_importance
 from .law import CONVERGED
-from .masking import GibbsMasked, pack, stored_weight
+from .masking import GibbsMasked, stored_weight
 from .samplers import SWEEPS
-from .saving import read_state
+from .saving import pack, read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
 from .site import Site, check_device, check_gradient, layer_site
@@ -199,7 +199,7 @@ class GibbsPruner:
         now_and_then = self.steps % 100 == 0  # each time would be felt
         self._check_open("step", look=now_and_then)
         if now_and_then:
-            self._check_finite()
+            self._drawing.check_finite(self.steps)
         if self.check_ranks and self.steps % self.check_ranks == 0:
             streams = (generator.get_state() for generator in self._drawing.generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
@@ -235,7 +235,7 @@ class GibbsPruner:
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
-        self._check_finite()
+        self._drawing.check_finite(self.steps)
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
             for name, mask in final.items():
@@ -261,21 +261,6 @@ class GibbsPruner:
         """Removes the masks and leaves the weights as they are; the pruner is done."""
         self._drawing.take_off({})
         self.finalized = True
-
-    def _check_finite(self) -> None:
-        """Refuses weights that are no numbers any more, of which no mask can be drawn."""
-        reshard(self.model)
-        weights = {name: stored_weight(module) for name, module in self._layers.items()}
-        if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
-            return  # a captured graph must not wait for an answer
-        finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
-        lost = [name for name, all_finite in finite.items() if not bool(all_finite)]
-        if lost:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-            raise UserError(
-                f"layer {lost[0]!r}{more} holds NaN or infinite weights after {self.steps} steps: the training has "
-                "diverged; a smaller learning rate or clipped gradients may help"
-            )
 
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
@@ -332,9 +317,4 @@ class GibbsPruner:
             masked.mask.copy_(saved.masks[name])
         self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
         self._set_sparsities(saved.sparsities or self._targets)
-        self._drawing.restart(saved.seed)
-        self._drawing.before = saved.before
-        for device, stream_state in saved.generators.items():
-            self._drawing.generator(device, self.steps).set_state(stream_state)
-        for names in self._drawing.by_device():
-            self._drawing.fill(names, self.beta)
+        self._drawing.resume(saved.seed, saved.steps, beta, saved.generators, saved.before)
