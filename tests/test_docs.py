@@ -155,7 +155,6 @@ def test_theory_names_every_part_of_the_core():
         "law",
         "budgets",
         "schedules",
-        "survivors",
         "masking",
         "holding",
         "pruner",

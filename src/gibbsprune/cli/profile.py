@@ -92,7 +92,6 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     from gibbsprune.export.runs import refilled
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
-    from gibbsprune.structures import as_structure
 
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
