@@ -15,7 +15,7 @@ from gibbsprune import GibbsPruner, compact
 from gibbsprune.export.aten import plain_eval
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.export.equality import difference
-from gibbsprune.selection import leaving
+from gibbsprune.graphs import leaving
 
 transformers: Any = pytest.importorskip("transformers")
 WORDS = 40

@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, number
+from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, excluding, layers_told, number
 from .errors import UserError
 from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
-from .structures import Structure, as_structure
+from .structures import Structure
 from .threshold import kept_count
+from .weights import Layer
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
 
@@ -178,7 +179,7 @@ class Targets:
 
 def shares_of(
     model: nn.Module,
-    layers: Mapping[str, nn.Module],
+    layers: Mapping[str, Layer],
     structure: Structure,
     sparsity: Any,
     example_inputs: Any = None,
@@ -198,26 +199,27 @@ def shares_of(
             raise bad("example_inputs", None, "a tensor or a tuple of inputs, with a budget of multiply-adds")
         uses = places(model, layers, example_inputs)
     shares = {}
-    for name, module in layers.items():
-        kind, shape = as_structure(structure, module), tuple(module.weight.shape)  # type: ignore[arg-type]
+    for name, layer in layers.items():
+        kind, shape = layer.structure(structure), layer.view or layer.shape
         size = kind.size(shape)
         shares[name] = Share(shape, kind.count(shape), size, size * uses[name])
     return shares
 
 
 @torch.no_grad()
-def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any) -> dict[str, float]:
+def places(model: nn.Module, layers: Mapping[str, Layer], example_inputs: Any) -> dict[str, float]:
     """At how many places each layer's weight is used for one example: the outputs it makes per filter."""
     args, kwargs = arguments(example_inputs)
     examples = len(next(iter((*args, *kwargs.values()))))
     found, handles = dict.fromkeys(layers, 0.0), []
-    for name, module in layers.items():
-        filters: Any = getattr(module, "out_channels", None) or getattr(module, "out_features", 1)
+    for name, layer in layers.items():
 
-        def count(_: nn.Module, __: Any, out: Tensor, name: str = name, filters: Any = filters) -> None:
-            found[name] += out.numel() / filters / examples
+        def count(module: Any, _: Any, out: Any, name: str = name) -> None:
+            while not isinstance(out, Tensor):
+                out = out[0]  # what attention and recurrent layers give beside their states
+            found[name] += out.numel() / (getattr(module, "out_channels", None) or out.shape[-1]) / examples
 
-        handles.append(module.register_forward_hook(count))
+        handles.append(layer.module.register_forward_hook(count))
     try:
         with plain_eval(model):
             model(*args, **kwargs)
@@ -225,5 +227,6 @@ def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: An
         for handle in handles:
             handle.remove()
     if unused := [name for name, uses in found.items() if not uses]:
-        raise UserError(f"layer {unused[0]!r} is not used with these example_inputs: exclude it")
+        told = layers_told(unused, "is not used", "are not used")
+        raise UserError(f"{told} with these example_inputs: leave it out with exclude={excluding(unused, layers)!r}")
     return found

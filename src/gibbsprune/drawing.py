@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from .distributed import Whole, leave_out, rehome, reshard
 from .law import Law
-from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
+from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
 from .site import Site
+from .weights import Layer, path
 
 
 class Drawing:
@@ -31,7 +32,7 @@ class Drawing:
     def __init__(
         self,
         model: nn.Module,
-        layers: Mapping[str, nn.Module],
+        layers: Mapping[str, Layer],
         sites: Mapping[str, Site],
         pruned: set[str],
         gradient: str,
@@ -44,14 +45,15 @@ class Drawing:
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
         self.masks = {
-            name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient)  # type: ignore[arg-type]
-            for name, module in self.layers.items()
+            name: GibbsMasked(layer.weight, sites[name].structure, sites[name].sparsity, gradient, layer.view)
+            for name, layer in self.layers.items()
         }
-        for name, module in self.layers.items():
-            attach(module, self.masks[name])
-            rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
+        for name, layer in self.layers.items():
+            attach(layer.module, self.masks[name], layer.parameter)
+            rehome(model, layer.stored, layer.module.parametrizations[layer.parameter], "original")  # type: ignore[index,arg-type]
         own = ("mask", "converged", "extra")
-        leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
+        where = [path(layer.owner, f"parametrizations.{layer.parameter}.0") for layer in self.layers.values()]
+        leave_out(model, [f"{masked}.{buffer}" for masked in where for buffer in own])
 
     def check(self) -> None:
         """Refuses layers that have been exchanged since they were masked."""
@@ -124,13 +126,13 @@ class Drawing:
     def by_device(self) -> list[tuple[str, ...]]:
         """Layers that are really pruned, together where their weights are on the same device."""
         groups: dict[torch.device, list[str]] = {}
-        for name, module in self.layers.items():
+        for name, layer in self.layers.items():
             if name in self.pruned:
-                groups.setdefault(stored_weight(module).device, []).append(name)
+                groups.setdefault(layer.stored.device, []).append(name)
         return [tuple(names) for names in groups.values()]
 
     def _weights(self, names: tuple[str, ...]) -> Whole:
-        return Whole(stored_weight(self.layers[name]) for name in names)
+        return Whole(self.layers[name].stored for name in names)
 
     def _law(self, names: tuple[str, ...]) -> Law:
         if names not in self._laws:
@@ -151,9 +153,9 @@ class Drawing:
 
     def take_off(self, masks: Mapping[str, Tensor]) -> None:
         """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
-        for name, module in self.layers.items():
-            burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)))
-            rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
+        for name, layer in self.layers.items():
+            burn(layer.module, masks.get(name, torch.ones_like(self.masks[name].mask)), layer.parameter)
+            rehome(self.model, layer.stored, layer.module, layer.parameter)
 
 
 def _betas(beta: float, device: torch.device) -> Tensor:

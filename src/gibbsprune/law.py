@@ -55,7 +55,7 @@ class Law:
         groups: dict[tuple, list[int]] = {}
         for index, site in enumerate(self.sites):
             alone = index if math.prod(site.shape) > LARGE else -1
-            split = site.structure.split(site.shape)
+            split = site.split
             key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
             groups.setdefault(key, []).append(index)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
@@ -138,7 +138,7 @@ class _Group:
         self.sites = [sites[i] for i in members]
         first = self.sites[0]
         self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
-        self.split = first.structure.split(first.shape)
+        self.split = first.split
         self.counts = [site.count for site in self.sites]
         self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
         self.runs = sorted({site.run for site in self.sites})
@@ -157,7 +157,7 @@ class _Group:
 
     def squares(self, weights: Sequence[Tensor]) -> Tensor:
         """w² of all sites, (rows, n), in float32 or better."""
-        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
+        parts = [s.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
         stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32)).square()
 
@@ -260,7 +260,7 @@ class _Group:
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
         for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
-            masks[index] = site.structure.unrows(part, site.shape)
+            masks[index] = site.unrows(part)
 
 
 def sample(

@@ -1,4 +1,4 @@
-"""Masked layers: the stored weight times a mask, as a parametrisation of ``module.weight``.
+"""Masked layers: the stored weight times a mask, as a parametrisation of ``module.weight`` or another parameter.
 
 Invariants: the stored weight (``parametrizations.weight.original``) is never written by a mask; nothing is rescaled.
 For the gradient g at the masked weight w·x the mask is a constant unless the layer says otherwise:
@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .checks import check_one_of
+from .checks import check_one_of, layers_told
 from .distributed import cut_like, plain_class
 from .errors import UserError
+from .recurrent import follow_masks
 from .site import GRADIENTS
 from .structures import STRUCTURES, Structure
 from .threshold import converged_mask
+from .weights import Layer
 
 
 class Masked(nn.Module):
@@ -36,6 +38,7 @@ class Masked(nn.Module):
 
     mask: Tensor
     extra: Tensor | None
+    order: tuple[str, ...] = ()  # of the parameters of the module before any of them was masked
 
     def __init__(self, weight: Tensor, gradient: str = "masked") -> None:
         super().__init__()
@@ -62,9 +65,16 @@ class GibbsMasked(Masked):
 
     converged: Tensor
 
-    def __init__(self, weight: Tensor, structure: Structure, sparsity: float, gradient: str = "masked") -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        structure: Structure,
+        sparsity: float,
+        gradient: str = "masked",
+        view: tuple[int, ...] | None = None,
+    ) -> None:
         super().__init__(weight, gradient)
-        self.structure, self.sparsity = structure, sparsity
+        self.structure, self.sparsity, self.view = structure, sparsity, view or tuple(weight.shape)
         self.register_buffer("converged", torch.ones_like(self.mask), persistent=False)
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 
@@ -74,12 +84,13 @@ class GibbsMasked(Masked):
         kind = self.structure
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * _Converged.apply(weight, self.sparsity, kind)
+            return weight * _Converged.apply(weight, self.sparsity, kind, self.view)
         if STRUCTURES.get(kind.name) is not type(kind):  # of the user's own: an operator cannot take it
-            return weight * converged_mask(weight, self.sparsity, kind)
+            return weight * converged_mask(weight.reshape(self.view), self.sparsity, kind).reshape(weight.shape)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else _refresh
-        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.name, kind.transposed, kind.groups)
+        seen = weight.detach().reshape(self.view)
+        bring(self.converged, self.seen, seen, self.sparsity, kind.name, kind.transposed, kind.groups)
         return weight * self.converged
 
 
@@ -87,8 +98,8 @@ class _Converged(torch.autograd.Function):
     """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
 
     @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure) -> Tensor:
-        return converged_mask(weight, sparsity, structure)
+    def forward(weight: Tensor, sparsity: float, structure: Structure, view: tuple[int, ...]) -> Tensor:
+        return converged_mask(weight.reshape(view), sparsity, structure).reshape(weight.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -96,15 +107,15 @@ class _Converged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, None
+        return None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, sparsity: float, structure: Structure) -> tuple[Tensor, int]:
-        return torch.stack([_Converged.apply(w, sparsity, structure) for w in weight.movedim(in_dims[0], 0)]), 0
+    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
+        return torch.stack([_Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
 
 
 def _refresh(
@@ -121,7 +132,7 @@ def _refresh(
     if now[0] >= 0 and seen.tolist()[: len(now)] == now:
         return
     kind = STRUCTURES[structure](transposed=transposed, groups=groups)
-    converged.copy_(converged_mask(weight, sparsity, kind))
+    converged.copy_(converged_mask(weight, sparsity, kind).reshape(converged.shape))
     seen[: len(now)] = torch.tensor(now)
 
 
@@ -157,36 +168,42 @@ def _(
     return None
 
 
-def attach(module: nn.Module, masked: Masked) -> None:
-    """Puts a mask on ``module.weight``, which stays the same object with all that hangs on it.
+def attach(module: nn.Module, masked: Masked, name: str = "weight") -> None:
+    """Puts a mask on a parameter of ``module``, which stays the same object with all that hangs on it.
 
     torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
     """
-    weight = cast(nn.Parameter, module.weight)
-    module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
-    parametrize.register_parametrization(module, "weight", masked, unsafe=True)
-    cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
+    weight = cast(nn.Parameter, getattr(module, name))
+    others = [part for chain in getattr(module, "parametrizations", {}).values() for part in chain]
+    masked.order = next((part.order for part in others if isinstance(part, Masked)), tuple(module._parameters))
+    setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta")))
+    parametrize.register_parametrization(module, name, masked, unsafe=True)
+    cast(nn.ModuleDict, module.parametrizations)[name].original = weight
+    if isinstance(module, nn.RNNBase) and not others:
+        follow_masks(module)
 
 
-def stored_weight(module: nn.Module) -> nn.Parameter:
+def stored_weight(module: nn.Module, name: str = "weight") -> nn.Parameter:
     """The weight under the mask, which the optimiser trains."""
     parametrizations = cast(nn.ModuleDict, module.parametrizations)
-    return cast(nn.Parameter, parametrizations["weight"].original)
+    return cast(nn.Parameter, parametrizations[name].original)
 
 
-def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mapping[str, Masked]) -> None:
+def check_masked(model: nn.Module, layers: Mapping[str, Layer], masks: Mapping[str, Masked]) -> None:
     """Refuses layers that have been exchanged, or whose weight has been parametrised, since they were masked.
 
     A layer may have moved in the model, as into a wrapper.
     """
     modules = set(model.modules())
-    for name, module in layers.items():
-        if module not in modules:
-            raise UserError(
-                f"layer {name!r} is no longer in the model: exchange layers before the pruner is made, or after "
-                "finalize()"
-            )
-        over = list(module.parametrizations["weight"]) if parametrize.is_parametrized(module, "weight") else []  # type: ignore[index]
+    if gone := [name for name, layer in layers.items() if layer.module not in modules]:
+        told = layers_told(gone, "is", "are")
+        raise UserError(
+            f"{told} no longer in the model: exchange layers before the pruner is made, or after finalize()"
+        )
+    for name, layer in layers.items():
+        module, parameter = layer.module, layer.parameter
+        masked = parametrize.is_parametrized(module, parameter)
+        over = list(module.parametrizations[parameter]) if masked else []  # type: ignore[index]
         if over != [masks[name]]:
             others = ", ".join(type(part).__name__ for part in over if part is not masks[name])
             raise UserError(
@@ -227,18 +244,21 @@ def _own_class(module: nn.Module) -> None:
     module.__class__ = type(cls.__name__, cls.__bases__, content)
 
 
-def burn(module: nn.Module, mask: Tensor) -> None:
+def burn(module: nn.Module, mask: Tensor, name: str = "weight") -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
 
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
     """
-    weight = stored_weight(module)
+    weight = stored_weight(module, name)
+    order = cast(Any, module.parametrizations)[name][0].order
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
     with plain_class(module):
         _own_class(module)
-        parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
     parameters = module._parameters
-    for name in [name for name in parameters if name != "weight"]:
-        parameters[name] = parameters.pop(name)
+    for other in sorted(parameters, key=lambda other: order.index(other) if other in order else len(order)):
+        parameters[other] = parameters.pop(other)
+    if isinstance(module, nn.RNNBase) and not parametrize.is_parametrized(module):
+        module._init_flat_weights()

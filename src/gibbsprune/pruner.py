@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of
-from .checks import bad, check_one_of, check_whole
+from .checks import bad, check_one_of, check_whole, layers_told
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .masking import GibbsMasked, pack, stored_weight
+from .masking import GibbsMasked, pack
 from .samplers import SWEEPS
 from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_gradient, layer_site
+from .site import check_gradient, layer_sites
 from .structures import Structure, as_structure
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
@@ -90,10 +90,11 @@ class GibbsPruner:
         kind = self._kind = as_structure(structure)
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
-        self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
-        self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
+        self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
+        self._plan = Targets(sparsity, shares_of(model, self.layers, kind, sparsity, example_inputs))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: self._site(name, kind, sampler) for name in self._layers}
+        kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
+        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler)
         check_gradient(gradient, sites.values())
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
@@ -104,8 +105,8 @@ class GibbsPruner:
         self.beta: float = self._beta(0)
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
-        pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, self.seed, sweeps)
+        pruned = {name for name in self.layers if self._targets[name] or self._plan.shared}
+        self._drawing = Drawing(model, self.layers, sites, pruned, gradient, self.seed, sweeps)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -114,18 +115,11 @@ class GibbsPruner:
             self.take_off()
             raise
 
-    def _site(self, name: str, kind: Structure, sampler: str) -> Site:
-        module, target = self._layers[name], self._targets[name]
-        structure = as_structure(kind, module)
-        shape = tuple(module.weight.shape)  # type: ignore[arg-type]
-        return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
-
     def _means(self) -> list[Tensor]:
         """w̄² of every layer's neighbourhoods."""
-        weights = [stored_weight(m) if self.masks else m.weight for m in self._layers.values()]
         return [
-            mean_squares(whole(weight), as_structure(self._kind, module))  # type: ignore[arg-type]
-            for weight, module in zip(weights, self._layers.values())
+            mean_squares(whole(layer.stored).reshape(layer.view or layer.shape), layer.structure(self._kind))
+            for layer in self.layers.values()
         ]
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -206,9 +200,9 @@ class GibbsPruner:
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         reshard(self.model)
-        for name, module in self._layers.items():
-            if not bool(torch.isfinite(whole(stored_weight(module))).all()):
-                raise UserError(f"layer {name!r} holds NaN or infinite weights: the training has diverged")
+        wild = [name for name, layer in self.layers.items() if not bool(torch.isfinite(whole(layer.stored)).all())]
+        if wild:
+            raise UserError(f"{layers_told(wild, 'holds', 'hold')} NaN or infinite weights: the training has diverged")
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         for name, mask in final.items():
             self.masks[name].mask.copy_(mask)
@@ -223,7 +217,7 @@ class GibbsPruner:
             )
         self._drawing.take_off(final)
         for name, mask in final.items():
-            hold(self._layers[name], mask)
+            hold(self.layers[name].module, mask, self.layers[name].parameter)
         self.finalized = True
         return self.model
 
@@ -245,16 +239,14 @@ class GibbsPruner:
         if not self.finalized:
             self._drawing.check()
         layers = []
-        for name, module in self._layers.items():
+        for name, layer in self.layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
             kept = kept_count(target, site.count)
-            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count  # type: ignore[arg-type]
-            kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros))
-        kind = self._drawing.sites[layers[0].name].structure.name
+            zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else 1 - kept / site.count
+            layers.append(LayerSummary(name, layer.kind, site.shape, site.count, site.size, target, zeros))
         total = sum(parameter.numel() for parameter in self.model.parameters())
-        others = other_weights(self.model, {*self._layers, *self._skipped})
-        return Summary(kind, layers, dict(self._skipped), total, others)
+        others, vectors = other_weights(self.model, self.layers.values())
+        return Summary(self._kind.name, layers, dict(self._skipped), total, others, vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""
@@ -273,7 +265,7 @@ class GibbsPruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
-        devices = {stored_weight(self._layers[names[0]]).device for names in self._drawing.by_device()}
+        devices = {self.layers[names[0]].stored.device for names in self._drawing.by_device()}
         saved = read_state(state, {name: masked.mask for name, masked in self.masks.items()}, devices)
         beta = self._beta(saved.epoch)
         for name, masked in self.masks.items():  # from here on nothing is refused

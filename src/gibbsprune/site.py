@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .checks import bad, check_one_of, check_sparsity
+from torch import Tensor
+
+from .checks import bad, check_one_of, check_sparsity, excluding, layers_told
 from .errors import UserError
-from .hamiltonians import Hamiltonian, as_hamiltonian
+from .hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .samplers import resolve
 from .structures import Structure
-from .threshold import kept_count, position
+from .threshold import kept_count, mean_squares, position
+from .weights import Layer
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
 GRADIENTS = ("masked", "straight-through", "law")
@@ -27,14 +30,36 @@ class Site:
     sparsity: float
     sampler: str = "auto"
     run: int = 0
+    view: tuple[int, ...] | None = None  # the shape in which it is cut, where that is another than its own
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        return self.view or self.shape
 
     @property
     def count(self) -> int:
-        return self.structure.count(self.shape)
+        return self.structure.count(self.cut)
 
     @property
     def size(self) -> int:
-        return self.structure.size(self.shape)
+        return self.structure.size(self.cut)
+
+    @property
+    def split(self) -> int:
+        """Where the chromatic sampler cuts a row in two."""
+        return self.structure.split(self.cut)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The neighbourhoods of the weight, one per row."""
+        return self.structure.rows(weight.reshape(self.cut))
+
+    def means(self, weight: Tensor) -> Tensor:
+        """w̄² of the neighbourhoods."""
+        return mean_squares(weight.reshape(self.cut), self.structure)
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`rows`: (..., M, n) to (..., *shape)."""
+        return self.structure.unrows(rows, self.cut).reshape(*rows.shape[:-2], *self.shape)
 
     def at(self, sparsity: float) -> Site:
         """The same site at another sparsity, none of its neighbourhoods on Q."""
@@ -59,32 +84,49 @@ def off_edge(sparsity: float, count: int) -> float:
     return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
 
 
-def layer_site(
-    name: str,
-    shape: tuple[int, ...],
-    structure: Structure,
+def layer_sites(
+    layers: Mapping[str, Layer],
+    structures: Mapping[str, Structure],
     hamiltonian: Hamiltonian,
-    sparsity: float,
+    sparsities: Mapping[str, float],
     sampler: str,
-    advice: str,
-) -> Site:
-    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused.
+    option: str = "exclude=",
+) -> dict[str, Site]:
+    """The sites of layers, off the edge; those that would lose their only neighbourhood are refused.
 
     Args:
-        name: of the layer, for the sentence.
-        shape: of its weight.
-        structure: laid out as the layer stores it.
+        layers: by name.
+        structures: of each, laid out as the layer stores its weight.
         hamiltonian: the energy of a mask.
-        sparsity: the fraction to remove.
+        sparsities: the fraction to remove of each.
         sampler: a name of :mod:`gibbsprune.samplers`.
-        advice: what the sentence ends with.
+        option: by which its owner leaves layers out.
     """
-    count = structure.count(shape)
-    if sparsity and kept_count(sparsity, count) == 0:
+    counts = {name: structures[name].count(layer.view or layer.shape) for name, layer in layers.items()}
+    lost = [name for name, count in counts.items() if sparsities[name] and kept_count(sparsities[name], count) == 0]
+    if lost:
+        kind = structures[lost[0]].name
         raise UserError(
-            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
+            f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
+            f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
-    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
+    return {
+        name: Site(
+            layer.shape,
+            structures[name],
+            _law(hamiltonian, structures[name]),
+            off_edge(sparsities[name], counts[name]),
+            sampler,
+            view=layer.view,
+        ).checked()
+        for name, layer in layers.items()
+    }
+
+
+def _law(hamiltonian: Hamiltonian, structure: Structure) -> Hamiltonian:
+    """The Hamiltonian of a layer with a structure of its own: one weight has nothing to be coupled with."""
+    alone = isinstance(hamiltonian, Quadratic) and structure.name == "weight"
+    return Linear("square", hamiltonian.relative) if alone else hamiltonian  # type: ignore[attr-defined]
 
 
 def check_gradient(gradient: str, sites: Iterable[Site]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from .text import columns
+from .weights import Layer, on_request, prunable
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class LayerSummary:
 class Summary:
     """All layers; ``print(summary)`` shows a table.
 
-    ``parameters`` counts those of the whole network, and ``others`` are its weights that no structure knows, with the
-    kind of their module.
+    ``parameters`` counts those of the whole network; ``others`` are its weights that are pruned where they are named
+    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors.
     """
 
     structure: str
@@ -40,6 +42,7 @@ class Summary:
     skipped: dict[str, str]
     parameters: int = 0
     others: dict[str, str] = field(default_factory=dict)
+    vectors: int = 0
 
     @property
     def weights(self) -> int:
@@ -73,21 +76,39 @@ class Summary:
         total = ("all", "", f"{self.weights} weights", "", "", "", f"{self.achieved:.4f}")
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
-        left = [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
-        left += [f"not prunable: {name} (of {kind})" for name, kind in self.others.items()]
-        if self.parameters:
-            few = "" if self.coverage >= 0.5 else ", less than half"
-            share = f"covers {self.weights} of {self.parameters} parameters ({100 * self.coverage:.1f} %{few})"
-            left.insert(0, share)
+        left = [covers(self.weights, self.parameters)] if self.parameters else []
+        left += [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
+        left += [f"not prunable: {name} ({why})" for name, why in self.others.items()]
+        left += [f"not prunable: biases, norms and other vectors ({self.vectors} parameters)"] if self.vectors else []
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
 
 
-def other_weights(model: nn.Module, known: set[str]) -> dict[str, str]:
-    """The parameters of two dimensions or more outside the ``known`` layers, with the kind of their module."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        before, parametrised, _ = name.partition(".parametrizations.")
-        layer = before if parametrised else name.rpartition(".")[0]
-        if parameter.dim() > 1 and layer not in known:
-            found[name] = type(model.get_submodule(layer)).__name__
-    return found
+def covers(weights: int, parameters: int) -> str:
+    """How much of a network is in pruned layers.
+
+    >>> covers(40, 100)
+    'covers 40 of 100 parameters (40.0 %): warning, less than half'
+    """
+    few = "" if 2 * weights >= parameters else ": warning, less than half"
+    return f"covers {weights} of {parameters} parameters ({100 * weights / parameters:.1f} %){few}"
+
+
+def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:
+    """The parameters of two dimensions or more that only their names select, with the reason; the size of all vectors.
+
+    Args:
+        model: the network.
+        pruned: what is pruned of it.
+    """
+    chosen, seen = {id(layer.stored) for layer in pruned}, {id(layer.stored) for layer in prunable(model).values()}
+    found, vectors = {}, 0
+    for name, layer in on_request(model).items():
+        if id(layer.stored) in chosen | seen:
+            continue
+        seen.add(id(layer.stored))
+        if layer.stored.dim() > 1:
+            kind = "an embedding" if isinstance(layer.module, nn.Embedding) else f"a parameter of {layer.kind}"
+            found[name] = f"{kind}, pruned where include names it"
+        else:
+            vectors += layer.stored.numel()
+    return found, vectors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from ..checks import check_one_of, check_whole
 from ..errors import UserError
 from ..pruner import GibbsPruner
+from ..weights import Layer, path
 
 DRAWS = ("sample", "converged", None)
-MASKED = ".parametrizations.weight.original"
+MASKED = re.compile(r"(.*?)\.?parametrizations\.(.+)\.original")
 
 
 class Follower:
@@ -145,14 +147,21 @@ class Follower:
 
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
-            masked = {name.removesuffix(MASKED) for name in own if name.endswith(MASKED)}
+            found = [match for name in own if (match := MASKED.fullmatch(name))]
+            under = {path(owner, parameter) for owner, parameter in (match.groups() for match in found)}
+            layers = {path(layer.owner, layer.parameter): name for name, layer in self.layers().items()}
+            masked = {layers.get(name, name.removesuffix(".weight")) for name in under}
             if self.open and self.follows(module):
-                self._compare(masked, {name.removesuffix(".weight") for name in own if name.endswith(".weight")})
+                self._compare(masked, {layers[name] for name in own if name in layers})
             if self._wrap is not None and masked:
                 self._wrap()
 
         self.unguard()
         self._wrap, self._guarded = wrap, (model, model.register_load_state_dict_pre_hook(look))
+
+    def layers(self) -> dict[str, Layer]:
+        """What is pruned, by name."""
+        return self._pruner.layers if self.open else {}
 
     def _compare(self, masked: set[str], plain: set[str]) -> None:
         """Refuses a state, or a part of one, that has its masks elsewhere than the pruner."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
-from ..masking import Masked, attach, stored_weight
+from ..masking import Masked, attach
+from ..weights import Layer, layer_named
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
 from .sites import run_sites
@@ -29,12 +30,13 @@ class MaskedNetwork:
         self.model = fuse(models)
         self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
         self.model.to(device)
+        self.layers: dict[str, Layer] = {}
         self.masks: dict[str, Tensor] = {}
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
-            module = self.model.get_submodule(name)
-            attach(module, masked := Masked(module.weight, gradient))  # type: ignore[arg-type]
+            layer = self.layers[name] = layer_named(self.model, name)
+            attach(layer.module, masked := Masked(layer.weight, gradient), layer.parameter)
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
@@ -64,7 +66,7 @@ class MaskedNetwork:
 
     def stored(self, name: str) -> nn.Parameter:
         """The weight of a pruned layer, of all runs."""
-        return stored_weight(self.model.get_submodule(name))
+        return self.layers[name].stored
 
     def weights(self) -> list[Tensor]:
         """The stored weight of every site, a view of the fused one."""
@@ -91,7 +93,7 @@ class MaskedNetwork:
         held = {id(mask) for mask in self.masks.values()}
         masks = {name for name, tensor in state.items() if id(tensor) in held}
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
-        plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
+        plain = {f"{prefix}original": prefix.replace("parametrizations.", "").removesuffix(".") for prefix in under}
         return {
             plain.get(name, name): share(tensor.detach(), k, self.runs)
             for name, tensor in state.items()
@@ -104,7 +106,7 @@ class MaskedNetwork:
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
             for name, mask in masks.items():
-                model.get_submodule(name).get_parameter("weight").mul_(mask.cpu())
+                layer_named(model, name).stored.mul_(mask.cpu())
         return model.eval()
 
 

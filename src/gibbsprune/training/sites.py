@@ -6,7 +6,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..selection import select
-from ..site import Site, layer_site
+from ..site import Site, layer_sites
 from ..structures import as_structure
 from .methods.gibbs import hamiltonian
 from .spec import RunSpec
@@ -17,14 +17,14 @@ def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
     if not spec.how.prunes:
         return {}
     layers, _ = select(model, as_structure(spec.structure), spec.include, spec.exclude)
-    chosen, sites = hamiltonian(spec), {}
-    for name, module in layers.items():
-        if spec.include is None and not isinstance(module, spec.how.layers):
-            continue
-        structure, shape = spec.how.structure_of(spec, module), tuple(module.weight.shape)  # type: ignore[arg-type]
-        advice = f"; leave it out with --exclude {name}"
-        sites[name] = layer_site(name, shape, structure, chosen, spec.sparsity, spec.sampler, advice)
-    if not sites:
-        kinds = ", ".join(kind.__name__ for kind in spec.how.layers)
+    able = {
+        name: layer
+        for name, layer in layers.items()
+        if spec.include is not None or spec.how.layers is None or isinstance(layer.module, spec.how.layers)
+    }
+    if not able:
+        kinds = ", ".join(kind.__name__ for kind in spec.how.layers or ())
         raise UserError(f"method {spec.method!r} prunes layers of {kinds}, not {', '.join(layers)}")
-    return sites
+    structures = {name: spec.how.structure_of(spec, layer) for name, layer in able.items()}
+    sparsities = dict.fromkeys(able, spec.sparsity)
+    return layer_sites(able, structures, hamiltonian(spec), sparsities, spec.sampler, "--exclude ")

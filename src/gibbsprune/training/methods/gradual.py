@@ -35,7 +35,7 @@ class Gradual(Method):
         if epoch >= ramp:
             return  # the mask stays
         for name, site in run.sites.items():
-            scores = site.structure.rows(run.weights[name]).square().mean(1)
+            scores = site.rows(run.weights[name]).square().mean(1)
             run.hold(name, largest(scores, site, sparsity))
 
 

@@ -38,7 +38,7 @@ class Magnitude(AfterTraining):
 
     def score(self, weight: Tensor, site: Site) -> Tensor:
         """Of each neighbourhood; the lowest are pruned."""
-        return site.structure.rows(weight).abs().sum(1)
+        return site.rows(weight).abs().sum(1)
 
 
 def rates(sparsity: float) -> list[float]:
@@ -61,6 +61,6 @@ def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = N
     """
     scores = scores.detach().cpu()
     if left is not None:
-        scores = scores.masked_fill(~site.structure.rows(left.cpu())[:, 0], -1)
+        scores = scores.masked_fill(~site.rows(left.cpu())[:, 0], -1)
     kept = keep_largest(scores, kept_count(sparsity, site.count))
-    return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)
+    return site.unrows(kept[:, None].expand(-1, site.size))

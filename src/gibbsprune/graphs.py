@@ -1,0 +1,129 @@
+"""What a network's own graph tells of its layers: whose outputs leave it.
+
+There are two ways to a graph, torch.export for given inputs and tracing of the network's code, and networks that have
+neither.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Tracer
+
+from .looking import arguments, plain_eval
+from .weights import Layer, prunable
+
+MIXING = (
+    *("linear", "addmm", "mm", "bmm", "matmul", "bilinear", "_grouped_mm", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+    *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
+)
+
+
+def leaving(model: nn.Module, examples: Any = None) -> set[str]:
+    """The names of the layers whose outputs leave the network, but for what has no such weights.
+
+    They are found in the graph of the network: by torch.export where ``examples`` of its inputs are given, otherwise by
+    tracing its own code. Where neither can be, the layer that was defined last is taken for the output. Of a recurrent
+    module with several layers it is the last of them.
+
+    Args:
+        model: the network.
+        examples: a tensor, a sequence of the arguments of ``forward``, or a dict of named ones.
+    """
+    layers = prunable(model)
+    found = modules_leaving(model, examples)
+    if found is None:
+        found = {layer.owner for layer in list(layers.values())[-1:]}
+    return {name for name, layer in layers.items() if layer.owner in found and _last(layer)}
+
+
+def _last(layer: Layer) -> bool:
+    depth = getattr(layer.module, "num_layers", 1) if isinstance(layer.module, nn.RNNBase) else 1
+    return depth == 1 or layer.parameter.removesuffix("_reverse").endswith(f"_l{depth - 1}")
+
+
+def modules_leaving(model: nn.Module, examples: Any) -> set[str] | None:
+    """The modules that are found to leave the network; None where there is no graph of it."""
+    if examples is not None and (exported := _exported(model, examples)) is not None:
+        return exported
+    names = {layer.module: layer.owner for layer in prunable(model).values()}
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = _Layers(names).trace(model)
+    except Exception:  # whatever the network's own code does with what is no tensor
+        return None
+    finally:
+        for module, attributes in before:  # what the code has put aside meanwhile
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+    found: set[str] = set()
+    reached = {node for node in graph.nodes if node.op == "output"}
+    for node in reversed(graph.nodes):  # each comes after its inputs
+        if node not in reached:
+            continue
+        if node.op == "call_module":
+            parts = list(model.get_submodule(str(node.target)).modules())
+        else:  # a function of a weight without its layer
+            weights = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr"]
+            parts = [model.get_submodule(weight.rpartition(".")[0]) for weight in weights]
+        inner = [names[part] for part in parts if part in names]
+        found.update(inner[-1:])
+        reached.update([] if inner else node.all_input_nodes)
+    return found
+
+
+def _exported(model: nn.Module, examples: Any) -> set[str] | None:
+    """The modules whose weights give the outputs, on the graph of torch.export; None where there is none."""
+    args, kwargs = arguments(examples)
+    with plain_eval(model), torch.no_grad():
+        try:
+            program = torch.export.export(model, args, kwargs, strict=False)
+        except Exception:  # of the network's own code or of the exporter's many steps
+            return None
+    weights: dict[Any, str] = {}  # what is computed from a weight alone, and of which
+    for node in program.graph.nodes:
+        named = program.graph_signature.inputs_to_parameters.get(node.name)
+        if named is not None and node.meta["val"].dim() > 1:
+            weights[node] = named
+        elif node.op == "call_function" and node.all_input_nodes and all(n in weights for n in node.all_input_nodes):
+            weights[node] = weights[node.all_input_nodes[0]]
+    found: set[str] = set()
+    reached = {node for node in program.graph.nodes if node.op == "output"}
+    for node in reversed(program.graph.nodes):
+        if node not in reached:
+            continue
+        matrices = [weights[part] for part in node.all_input_nodes if part in weights]
+        mixes = str(node.target).split(".")[:2] in [["aten", name] for name in MIXING]
+        if matrices and mixes and node not in weights:
+            found.add(matrices[0].rpartition(".")[0])
+        else:
+            reached.update(node.all_input_nodes)
+    return found
+
+
+class _Layers(Tracer):
+    """The network's own code, without hooks; a layer that can be pruned is one step, whatever its class.
+
+    Tracing takes over every module call of the process. Those of other threads are let through.
+    """
+
+    def __init__(self, layers: Container[nn.Module]) -> None:
+        super().__init__()
+        self.layers, self.thread = layers, threading.get_ident()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m in self.layers or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        if self.is_leaf_module(m, self.path_of_module(m)):
+            return super().call_module(m, forward, args, kwargs)
+        return m.forward(*args, **kwargs)
