@@ -29,6 +29,7 @@ from .errors import UserError
 from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
+from .site import units_of
 from .structures import Structure
 from .threshold import kept_count
 from .weights import Layer
@@ -159,10 +160,16 @@ class Targets:
     Args:
         sparsity: a number, a mapping or function from layer name, a :class:`Schedule` or a :class:`Budget`.
         shares: the layers by name, as a budget knows them.
+        tied: layers that go with another one, by the name of that.
     """
 
-    def __init__(self, sparsity: Sparsity | Schedule | Budget, shares: Mapping[str, Share]) -> None:
-        self.given, self.shares = sparsity, dict(shares)
+    def __init__(
+        self,
+        sparsity: Sparsity | Schedule | Budget,
+        shares: Mapping[str, Share],
+        tied: Mapping[str, str] | None = None,
+    ) -> None:
+        self.given, self.shares, self.tied = sparsity, dict(shares), dict(tied or {})
         self.rises = isinstance(sparsity, Schedule)
         self.shared = isinstance(sparsity, Budget)
 
@@ -174,7 +181,8 @@ class Targets:
         if not isinstance(given, Budget):
             return targets(given, names)
         keeps = given.keeps(list(self.shares.values()), means(), epoch)
-        return {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+        found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+        return found | {name: found[first] for name, first in self.tied.items()}
 
 
 def shares_of(
@@ -203,7 +211,19 @@ def shares_of(
         kind, shape = layer.structure(structure), layer.view or layer.shape
         size = kind.size(shape)
         shares[name] = Share(shape, kind.count(shape), size, size * uses[name])
+    for name, first in tied_to(layers, sparsity).items():
+        follower, leader = shares.pop(name), shares[first]
+        size, cost = leader.size + follower.size, leader.cost + follower.cost
+        shares[first] = Share((leader.count, size), leader.count, size, cost)
     return shares
+
+
+def tied_to(layers: Mapping[str, Layer], sparsity: Any) -> dict[str, str]:
+    """With a budget, the layers that are shared out with another one, by the name of that."""
+    if not isinstance(sparsity, Budget):
+        return {}
+    firsts = units_of(layers, dict.fromkeys(layers, 0.0))
+    return {name: first for name, first in firsts.items() if name != first}
 
 
 @torch.no_grad()

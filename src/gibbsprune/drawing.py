@@ -12,7 +12,7 @@ from .distributed import Whole, leave_out, rehome, reshard
 from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
-from .site import Site
+from .site import Site, units
 from .weights import Layer, path
 
 
@@ -51,7 +51,11 @@ class Drawing:
         for name, layer in self.layers.items():
             attach(layer.module, self.masks[name], layer.parameter)
             rehome(model, layer.stored, layer.module.parametrizations[layer.parameter], "original")  # type: ignore[index,arg-type]
-        own = ("mask", "converged", "extra")
+        for unit in units(list(sites.values())):
+            together = [(self.layers[name], sites[name]) for name in (list(sites)[i] for i in unit)]
+            for layer, _ in together if len(together) > 1 else ():
+                self.masks[layer.name].tie(together)
+        own = ("mask", "converged", "extra", "joint")
         where = [path(layer.owner, f"parametrizations.{layer.parameter}.0") for layer in self.layers.values()]
         leave_out(model, [f"{masked}.{buffer}" for masked in where for buffer in own])
 

@@ -19,7 +19,7 @@ from .checks import check_beta, check_sparsity, check_whole
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian, log_p_converged
 from .lanes import Lanes
 from .samplers import SWEEPS, Rows, Source, draw, kernel, two_point
-from .site import Site
+from .site import Site, joint_rows, units
 from .structures import Structure, as_structure
 from .threshold import CHUNK, Segments, check_weight, converged_mask
 
@@ -52,23 +52,24 @@ class Law:
     def __init__(self, sites: Sequence[Site], lanes: bool = False) -> None:
         self.sites = [site.checked() for site in sites]
         self.runs = 1 + max((site.run for site in self.sites), default=0)
-        groups: dict[tuple, list[int]] = {}
-        for index, site in enumerate(self.sites):
-            alone = index if math.prod(site.shape) > LARGE else -1
-            split = site.split
-            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, alone)
-            groups.setdefault(key, []).append(index)
+        groups: dict[tuple, list[tuple[int, ...]]] = {}
+        for unit in units(self.sites):
+            site, size = self.sites[unit[0]], sum(self.sites[i].size for i in unit)
+            alone = unit[0] if sum(math.prod(self.sites[i].shape) for i in unit) > LARGE else -1
+            split = site.split if len(unit) == 1 else (size + 1) // 2
+            key = (site.hamiltonian, site.sampler, site.structure.name, size, split, alone)
+            groups.setdefault(key, []).append(unit)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
-        ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
-        self.groups = [_Group(self.sites, members) for members in ordered]
+        ordered = [sorted(groups[key], key=lambda unit: self.sites[unit[0]].run) for key in keys]
+        self.groups = [_Group(self.sites, units) for units in ordered]
         self.lanes = Lanes() if lanes else None
 
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
         """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
         self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
         for group in self.groups:
-            group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
+            group.segments.set_sparsities([self.sites[unit[0]].sparsity for unit in group.units])
 
     def draw(
         self,
@@ -131,14 +132,16 @@ class Law:
 
 
 class _Group:
-    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
+    """Units of sites with the same law and neighbourhood size, as consecutive rows of one matrix."""
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        self.members = members
-        self.sites = [sites[i] for i in members]
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        self.units = units
+        self.parts = [[sites[i] for i in unit] for unit in units]
+        self.sites = [parts[0] for parts in self.parts]
         first = self.sites[0]
-        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
-        self.split = first.split
+        self.hamiltonian, self.sampler = first.hamiltonian, first.sampler
+        self.size = sum(part.size for part in self.parts[0])
+        self.split = first.split if len(self.parts[0]) == 1 else (self.size + 1) // 2
         self.counts = [site.count for site in self.sites]
         self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
         self.runs = sorted({site.run for site in self.sites})
@@ -157,7 +160,7 @@ class _Group:
 
     def squares(self, weights: Sequence[Tensor]) -> Tensor:
         """w² of all sites, (rows, n), in float32 or better."""
-        parts = [s.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
+        parts = [joint_rows([weights[i] for i in unit], tied) for unit, tied in zip(self.units, self.parts)]
         stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32)).square()
 
@@ -259,8 +262,9 @@ class _Group:
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
-        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
-            masks[index] = site.unrows(part)
+        for unit, tied, rows in zip(self.units, self.parts, mask.split(self.counts)):
+            for index, site, part in zip(unit, tied, rows.split([site.size for site in tied], 1)):
+                masks[index] = site.unrows(part)
 
 
 def sample(

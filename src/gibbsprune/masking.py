@@ -12,7 +12,7 @@ law               g·x + g·w ∂P/∂w with P the probability of keeping: a wei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .checks import check_one_of, layers_told
-from .distributed import cut_like, plain_class
+from .distributed import cut_like, plain_class, whole
 from .errors import UserError
 from .recurrent import follow_masks
-from .site import GRADIENTS
-from .structures import STRUCTURES, Structure
+from .site import GRADIENTS, Site, joint_rows
+from .structures import STRUCTURES, Filter, Structure
 from .threshold import converged_mask
 from .weights import Layer
 
@@ -64,6 +64,7 @@ class GibbsMasked(Masked):
     """
 
     converged: Tensor
+    together: Sequence[tuple[Layer, Site]] = ()  # the layers of its unit with their sites, itself among them
 
     def __init__(
         self,
@@ -81,6 +82,8 @@ class GibbsMasked(Masked):
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
+        if self.together:
+            return weight * self._of_unit(weight)
         kind = self.structure
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
@@ -92,6 +95,27 @@ class GibbsMasked(Masked):
         seen = weight.detach().reshape(self.view)
         bring(self.converged, self.seen, seen, self.sparsity, kind.name, kind.transposed, kind.groups)
         return weight * self.converged
+
+    def tie(self, together: Sequence[tuple[Layer, Site]]) -> None:
+        """From now on x_cvg is that of several layers, whose rows are one neighbourhood each."""
+        self.together = list(together)
+        rows = torch.ones(together[0][1].count, sum(site.size for _, site in together), dtype=torch.bool)
+        self.register_buffer("joint", rows.to(self.mask.device), persistent=False)
+
+    def _of_unit(self, weight: Tensor) -> Tensor:
+        """Its part of the converged mask of all layers of its unit."""
+        masks = [layer.module.parametrizations[layer.parameter][0] for layer, _ in self.together]  # type: ignore[index]
+        weights = [weight if mask is self else whole(layer.stored) for mask, (layer, _) in zip(masks, self.together)]
+        sites = [site for _, site in self.together]
+        rows = joint_rows(weights, sites)
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not traced and torch._C._are_functorch_transforms_active():
+            joint = _Converged.apply(rows, self.sparsity, Filter(), tuple(rows.shape))
+        else:
+            joint = cast(Tensor, self.joint)
+            (refresh_ if traced else _refresh)(joint, self.seen, rows, self.sparsity, "filter", False, 1)
+        parts = joint.split([site.size for site in sites], 1)
+        return next(site.unrows(part) for mask, site, part in zip(masks, sites, parts) if mask is self)
 
 
 class _Converged(torch.autograd.Function):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .budgets import Budget, Targets, shares_of
+from .budgets import Budget, Targets, shares_of, tied_to
 from .checks import bad, check_one_of, check_whole, layers_told
 from .distributed import compare_ranks, reshard, whole
 from .drawing import Drawing
@@ -24,7 +24,7 @@ from .saving import read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
 from .site import check_gradient, layer_sites
-from .structures import Structure, as_structure
+from .structures import Filter, Structure, as_structure
 from .summary import LayerSummary, Summary, other_weights
 from .threshold import kept_count, mean_squares
 
@@ -91,7 +91,8 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
-        self._plan = Targets(sparsity, shares_of(model, self.layers, kind, sparsity, example_inputs))
+        shares = shares_of(model, self.layers, kind, sparsity, example_inputs)
+        self._plan = Targets(sparsity, shares, tied_to(self.layers, sparsity))
         self._targets = self._now = self._plan.at(math.inf, self._means)
         kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
         sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler)
@@ -116,11 +117,13 @@ class GibbsPruner:
             raise
 
     def _means(self) -> list[Tensor]:
-        """w̄² of every layer's neighbourhoods."""
-        return [
-            mean_squares(whole(layer.stored).reshape(layer.view or layer.shape), layer.structure(self._kind))
-            for layer in self.layers.values()
-        ]
+        """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
+        rows: dict[str, list[Tensor]] = {}
+        for name, layer in self.layers.items():
+            weight = whole(layer.stored).reshape(layer.view or layer.shape)
+            rows.setdefault(self._plan.tied.get(name, name), []).append(layer.structure(self._kind).rows(weight))
+        joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self._plan.shares]
+        return [mean_squares(part, Filter()) for part in joint]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -246,7 +249,9 @@ class GibbsPruner:
             layers.append(LayerSummary(name, layer.kind, site.shape, site.count, site.size, target, zeros))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others, vectors = other_weights(self.model, self.layers.values())
-        return Summary(self._kind.name, layers, dict(self._skipped), total, others, vectors)
+        sites = self._drawing.sites
+        tied = {name: site.unit for name, site in sites.items() if site.unit and site.unit != name}
+        return Summary(self._kind.name, layers, dict(self._skipped), total, others, vectors, tied)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""

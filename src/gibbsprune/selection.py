@@ -15,8 +15,8 @@ from torch.nn.utils import parametrize
 
 from .checks import check_sparsity, excluding, layers_told, listed
 from .errors import UserError
-from .graphs import leaving, modules_leaving
-from .structures import PRUNABLE, Structure, as_structure
+from .graphs import CONVOLUTIONS, Seen, look, outputs
+from .structures import Structure, as_structure
 from .weights import Layer, on_request, prunable, transforms
 
 Selector = str | type | Callable[[str, nn.Module], bool]
@@ -25,7 +25,6 @@ Sparsity = float | Mapping[str, float] | Callable[[str], float]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-CONVOLUTIONS = tuple(kind for kind in PRUNABLE if kind is not nn.Linear)
 
 
 def select(
@@ -47,14 +46,15 @@ def select(
         include: the layers to take, by name patterns (``"stage1.*"``), module types or functions of (name, module); or
             a mapping from name patterns to the structures with which they are pruned.
         exclude: the layers to leave out, in the same way.
-        examples: inputs of the model, for :func:`leaving`.
+        examples: inputs of the model, for :func:`gibbsprune.graphs.leaving`.
     """
     candidates, others = prunable(model), on_request(model)
+    seen = look(model, examples) if include is None or structure.name == "filter" else None
     if include is None:
         if not candidates:
             kinds = "no convolution, dense, recurrent or attention layer"
             raise UserError(f"the model has nothing to prune: it holds {kinds}; name its parameters in include")
-        skipped = spared(model, candidates, structure, examples)
+        skipped = spared(candidates, structure, seen)
     else:
         chosen = _matching(candidates, include, "include", others)
         candidates |= {name: layer for name, layer in chosen.items() if name not in candidates}
@@ -68,37 +68,43 @@ def select(
     if not layers:
         raise UserError("the model has nothing to prune: include and exclude leave no layer")
     _check(model, layers)
-    return layers, skipped
+    return _tied(layers, seen) if seen and structure.name == "filter" else layers, skipped
 
 
-def spared(
-    model: nn.Module,
-    candidates: Mapping[str, Layer],
-    structure: Structure,
-    examples: Any = None,
-) -> dict[str, str]:
+def _tied(layers: Mapping[str, Layer], seen: Seen) -> dict[str, Layer]:
+    """The layers, depthwise convolutions as one with those whose filters they read: each filter with its kernels."""
+    found = dict(layers)
+    for name, before in seen.before.items():
+        layer, producer = layers.get(name), layers.get(before)
+        if layer is None or producer is None or layer.own or producer.own or layer.transposed or producer.transposed:
+            continue
+        view = (len(producer.weight), -1, *layer.shape[2:])
+        found[name] = replace(layer, tied=before, view=tuple(layer.weight.detach().view(view).shape))
+    return found
+
+
+def spared(candidates: Mapping[str, Layer], structure: Structure, seen: Seen | None) -> dict[str, str]:
     """The layers that are not pruned by default, with the reason; never all of them.
 
     They are the layers whose outputs leave the network, the first convolution, which sees the data, and with filters
     the projections of residual shortcuts, known as 1×1 convolutions with a stride: their outputs are added to others.
 
     Args:
-        model: the network.
-        candidates: its layers that could be pruned, by name.
+        candidates: the layers of a network that could be pruned, by name.
         structure: what is pruned.
-        examples: inputs of the model, for :func:`leaving`.
+        seen: in the network's graph; None where there is none.
     """
-    outputs = leaving(model, examples)
-    if structure.name == "filter" and modules_leaving(model, examples) is None:
+    last = outputs(candidates, seen)
+    if structure.name == "filter" and seen is None:
         warnings.warn(
-            f"the network has no graph, so its last layer, {', '.join(sorted(outputs))}, is taken for its only output: "
+            f"the network has no graph, so its last layer, {', '.join(sorted(last))}, is taken for its only output: "
             "give example_inputs, or name the layers of other outputs in exclude",
             stacklevel=4,
         )
     convolutions = [name for name, layer in candidates.items() if isinstance(layer.module, CONVOLUTIONS)]
     reasons = {
-        "its outputs leave the network": sorted(outputs),
-        "first convolution": [name for name in convolutions if name not in outputs][:1],
+        "its outputs leave the network": sorted(last),
+        "first convolution": [name for name in convolutions if name not in last][:1],
         "projection of a shortcut": [name for name in convolutions if _projects(candidates[name].module)],
     }
     if structure.name != "filter":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .checks import bad, check_one_of, check_sparsity, excluding, layers_told
@@ -31,6 +34,7 @@ class Site:
     sampler: str = "auto"
     run: int = 0
     view: tuple[int, ...] | None = None  # the shape in which it is cut, where that is another than its own
+    unit: str = ""  # sites of a run with the same unit have neighbourhoods in common, row by row
 
     @property
     def cut(self) -> tuple[int, ...]:
@@ -110,6 +114,7 @@ def layer_sites(
             f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
             f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
+    units = units_of(layers, sparsities)
     return {
         name: Site(
             layer.shape,
@@ -118,15 +123,42 @@ def layer_sites(
             off_edge(sparsities[name], counts[name]),
             sampler,
             view=layer.view,
+            unit=units.get(name, ""),
         ).checked()
         for name, layer in layers.items()
     }
+
+
+def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, float]) -> dict[str, str]:
+    """The first layer of each unit, by the names of all layers in one; layers of one sparsity alone are tied."""
+    first: dict[str, str] = {}
+    for name in layers:
+        root = name
+        while layers[root].tied and sparsities[layers[root].tied] == sparsities[root]:
+            root = layers[root].tied
+        first[name] = root
+    sizes = Counter(first.values())
+    return {name: root for name, root in first.items() if sizes[root] > 1}
 
 
 def _law(hamiltonian: Hamiltonian, structure: Structure) -> Hamiltonian:
     """The Hamiltonian of a layer with a structure of its own: one weight has nothing to be coupled with."""
     alone = isinstance(hamiltonian, Quadratic) and structure.name == "weight"
     return Linear("square", hamiltonian.relative) if alone else hamiltonian  # type: ignore[attr-defined]
+
+
+def joint_rows(weights: Sequence[Tensor], sites: Sequence[Site]) -> Tensor:
+    """The neighbourhoods of a unit: the rows of its sites, side by side."""
+    rows = [site.rows(weight.detach()) for weight, site in zip(weights, sites)]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+
+
+def units(sites: Sequence[Site]) -> list[tuple[int, ...]]:
+    """The sites in units, most of one."""
+    found: dict[Any, list[int]] = {}
+    for index, site in enumerate(sites):
+        found.setdefault((site.run, site.unit) if site.unit else index, []).append(index)
+    return [tuple(unit) for unit in found.values()]
 
 
 def check_gradient(gradient: str, sites: Iterable[Site]) -> None:

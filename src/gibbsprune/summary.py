@@ -34,7 +34,8 @@ class Summary:
     """All layers; ``print(summary)`` shows a table.
 
     ``parameters`` counts those of the whole network; ``others`` are its weights that are pruned where they are named
-    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors.
+    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors. ``tied`` are depthwise layers
+    that are pruned as one with the layer before them.
     """
 
     structure: str
@@ -43,6 +44,7 @@ class Summary:
     parameters: int = 0
     others: dict[str, str] = field(default_factory=dict)
     vectors: int = 0
+    tied: dict[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -77,6 +79,7 @@ class Summary:
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
         left = [covers(self.weights, self.parameters)] if self.parameters else []
+        left += [f"one unit: each filter of {first} with its kernels in {name}" for name, first in self.tied.items()]
         left += [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
         left += [f"not prunable: {name} ({why})" for name, why in self.others.items()]
         left += [f"not prunable: biases, norms and other vectors ({self.vectors} parameters)"] if self.vectors else []

@@ -44,6 +44,7 @@ class Layer:
         transposed: whether inputs come before outputs in that shape.
         groups: of inputs, each with outputs of its own.
         own: the structure that was asked for this weight, None for that of the others.
+        tied: the name of the layer whose filters it prunes as its own, as a depthwise convolution does.
     """
 
     owner: str
@@ -53,6 +54,7 @@ class Layer:
     transposed: bool = False
     groups: int = 1
     own: Structure | None = None
+    tied: str = ""
 
     @property
     def name(self) -> str:

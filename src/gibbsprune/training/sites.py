@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
+from ..budgets import Budget
 from ..errors import UserError
 from ..selection import select
 from ..site import Site, layer_sites
@@ -25,6 +28,8 @@ def run_sites(spec: RunSpec, model: nn.Module) -> dict[str, Site]:
     if not able:
         kinds = ", ".join(kind.__name__ for kind in spec.how.layers or ())
         raise UserError(f"method {spec.method!r} prunes layers of {kinds}, not {', '.join(layers)}")
+    if not spec.how.ties or isinstance(spec.how.target(spec), Budget):
+        able = {name: replace(layer, tied="", view=None) if layer.tied else layer for name, layer in able.items()}
     structures = {name: spec.how.structure_of(spec, layer) for name, layer in able.items()}
     sparsities = dict.fromkeys(able, spec.sparsity)
     return layer_sites(able, structures, hamiltonian(spec), sparsities, spec.sampler, "--exclude ")

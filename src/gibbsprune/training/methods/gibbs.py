@@ -35,6 +35,7 @@ class Gibbs(Method):
     name = "gibbs"
     about = "masks sampled from an annealed Gibbs distribution while training"
     ends_with = "drawn"
+    ties = True
     settings = {
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
                         lambda spec: "constant", ""),

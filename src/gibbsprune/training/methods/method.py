@@ -70,6 +70,8 @@ class Method:
     ends_with: ClassVar[Literal["held", "converged", "drawn"]] = "held"
     #: Names of the states of the network that are put aside on the way, and kept with the finished run.
     keeps: ClassVar[tuple[str, ...]] = ()
+    #: Whether it prunes the filters of a layer and of the depthwise one after it as one.
+    ties: ClassVar[bool] = False
     #: Whether a mask may be asked for at all.
     prunes: ClassVar[bool] = True
 
