@@ -44,16 +44,16 @@ class GibbsPruner:
         model = pruner.finalize()
 
     Args:
-        model: any module; its convolutions and Linears are masked in place.
+        model: any module; its weights (:mod:`gibbsprune.weights`) are masked in place.
         sparsity: the fraction to remove; a mapping or function from layer name; a :class:`Schedule`, as
             ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"kernel"`` or ``"filter"``.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`; None for the structure's
             best: ``Linear("square")`` for weights, else ``Quadratic(0.01)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
-        include: the layers to prune, by name patterns, module types or predicates (see
-            :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
-            the network, and with filters but the projections of shortcuts.
+        include: the layers to prune, by name patterns, module types or predicates, or as a mapping from patterns to
+            structures (see :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose
+            outputs leave the network, and with filters but the projections of shortcuts.
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.

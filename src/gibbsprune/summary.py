@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -80,9 +80,7 @@ class Summary:
         rule = "─" * max(map(len, lines))
         left = [covers(self.weights, self.parameters)] if self.parameters else []
         left += [f"one unit: each filter of {first} with its kernels in {name}" for name, first in self.tied.items()]
-        left += [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
-        left += [f"not prunable: {name} ({why})" for name, why in self.others.items()]
-        left += [f"not prunable: biases, norms and other vectors ({self.vectors} parameters)"] if self.vectors else []
+        left += left_out(self.skipped, self.others, self.vectors)
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
 
 
@@ -94,6 +92,13 @@ def covers(weights: int, parameters: int) -> str:
     """
     few = "" if 2 * weights >= parameters else ": warning, less than half"
     return f"covers {weights} of {parameters} parameters ({100 * weights / parameters:.1f} %){few}"
+
+
+def left_out(skipped: Mapping[str, str], others: Mapping[str, str], vectors: int) -> list[str]:
+    """What is not pruned of a network, and why, as lines: layers, what only its name selects, and vectors."""
+    lines = [f"not pruned: {name} ({why})" for name, why in skipped.items()]
+    lines += [f"not prunable: {name} ({why})" for name, why in others.items()]
+    return lines + ([f"not prunable: biases, norms and other vectors ({vectors} parameters)"] if vectors else [])
 
 
 def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:
