@@ -236,3 +236,31 @@ def test_heads_beside_the_batch(weights: bool) -> None:
     for rows in (1, 3, 5):
         x = torch.randn(6, rows, 5)
         torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Halves(nn.Module):
+    """Heads of which a part is turned and the rest is not, put together again; a part may be dead as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(5, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
+        x = torch.cat([-x[..., :4], x[..., 4:]], -1)
+        return self.head(x.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dead", [slice(0, 4), slice(4, 8)])
+def test_a_dead_part_of_a_concatenation_leaves(dead: slice) -> None:
+    torch.manual_seed(0)
+    model = Halves().eval()
+    for parameter in (model.a.weight, model.a.bias):
+        parameter.data.view(2, 8, -1)[:, dead] = 0
+        parameter.data.view(2, 8, -1)[1, 3:5] = 0
+    small = compact(model, torch.randn(2, 6, 5))
+    assert small.report.left == {}
+    assert small.a.weight.numel() < 10 * 5, "of 16"
+    for rows in (1, 3):
+        x = torch.randn(rows, 6, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
