@@ -263,6 +263,16 @@ def test_the_outputs_of_a_recurrent_layer_are_spared() -> None:
         assert pruner.summary().skipped == reasons
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recurrent_layers_stay_with_cudnn() -> None:
+    model = made("lstm").cuda()
+    gp.GibbsPruner(model, 0.5, example_inputs=batch().cuda())
+    weights = model.body._flat_weights
+    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    on_cpu = copy.deepcopy(model).cpu()
+    torch.testing.assert_close(model(batch().cuda()).cpu(), on_cpu(batch()), rtol=1e-3, atol=1e-4)
+
+
 class Standardised(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
