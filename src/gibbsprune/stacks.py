@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .hamiltonians import Binary, log_p_converged
 from .samplers import Source, two_point
-from .site import Site
+from .site import Site, joint_rows
 from .survivors import lost_share
 from .threshold import CHUNK, Segments
 
@@ -18,13 +18,18 @@ GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided
 
 
 class Stack:
-    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix, run after run."""
+    """Units of sites with the same law and neighbourhood size, as consecutive rows of one matrix, run after run.
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        self.members = members
-        self.sites = [sites[i] for i in members]
+    Most units are of one site. What counts or names the sites of a stack speaks of the first of each unit.
+    """
+
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        self.units = units
+        self.tied = [[sites[i] for i in unit] for unit in units]
+        self.sites = [together[0] for together in self.tied]
         first = self.sites[0]
-        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
+        self.hamiltonian, self.sampler = first.hamiltonian, first.sampler
+        self.size = sum(site.size for site in self.tied[0])
         self.counts = [site.count for site in self.sites]
         self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
         self.runs = sorted({site.run for site in self.sites})
@@ -42,7 +47,7 @@ class Stack:
 
     def rows(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights of all sites, (rows, n), in float32 or better."""
-        parts = [s.structure.rows(weights[i].detach()) for i, s in zip(self.members, self.sites)]
+        parts = [joint_rows([weights[i] for i in unit], tied) for unit, tied in zip(self.units, self.tied)]
         stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
 
@@ -98,8 +103,9 @@ class Stack:
 
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
-        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
-            masks[index] = site.structure.unrows(part, site.shape)
+        for unit, tied, rows in zip(self.units, self.tied, mask.split(self.counts)):
+            for index, site, part in zip(unit, tied, rows.split([site.size for site in tied], 1)):
+                masks[index] = site.unrows(part)
 
 
 def in_units(beta: Tensor, unit: Tensor) -> Tensor:

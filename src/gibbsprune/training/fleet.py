@@ -194,11 +194,7 @@ class Fleet:
         rows = []
         for spec, (engine, i) in zip(self.specs, self.home.values()):
             for name, site in engine.network.names[i].items():
-                kind = (
-                    type(engine.network.model.get_submodule(name))
-                    .__name__.removeprefix("Parametrized")
-                    .removeprefix("Fused")
-                )
+                kind = engine.network.layers[name].kind.removeprefix("Fused")
                 kept = kept_count(site.sparsity, site.count)
                 rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
                              "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip
