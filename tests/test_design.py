@@ -40,7 +40,7 @@ ORDER = [
     "masking",
     "holding",
     "looking",
-    "traces",
+    "flow",
     "selection",
     "latency",
     "budgets",

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import gibbsprune as gp
+from gibbsprune.flow import leaving
 from gibbsprune.selection import select
-from gibbsprune.traces import leaving
 
 
 class Net(nn.Module):
