@@ -29,7 +29,7 @@ ORDER = [
     "masking",
     "holding",
     "looking",
-    "graphs",
+    "flow",
     "selection",
     "budgets",
     "drawing",

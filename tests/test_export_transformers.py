@@ -16,7 +16,7 @@ from gibbsprune import GibbsPruner, compact
 from gibbsprune.export.aten import plain_eval
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.export.equality import difference
-from gibbsprune.graphs import leaving
+from gibbsprune.flow import leaving
 
 transformers: Any = pytest.importorskip("transformers")
 WORDS = 40

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import gibbsprune as gp
-from gibbsprune.graphs import leaving
+from gibbsprune.flow import leaving
 from gibbsprune.selection import select
 
 

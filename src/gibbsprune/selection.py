@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from .checks import check_sparsity, excluding, layers_told, listed
 from .errors import UserError
-from .graphs import CONVOLUTIONS, Seen, look, outputs
+from .flow import CONVOLUTIONS, Seen, look, outputs
 from .structures import Structure, as_structure
 from .weights import Layer, on_request, prunable, transforms
 
@@ -46,7 +46,7 @@ def select(
         include: the layers to take, by name patterns (``"stage1.*"``), module types or functions of (name, module); or
             a mapping from name patterns to the structures with which they are pruned.
         exclude: the layers to leave out, in the same way.
-        examples: inputs of the model, for :func:`gibbsprune.graphs.leaving`.
+        examples: inputs of the model, for :func:`gibbsprune.flow.leaving`.
     """
     candidates, others = prunable(model), on_request(model)
     seen = look(model, examples) if include is None or structure.name == "filter" else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gibbsprune as gp
 from export_zoo import MobileNet
-from gibbsprune.graphs import look
+from gibbsprune.flow import look
 
 TIED = {f"blocks.{i}.depth": f"blocks.{i}.up.0" for i in range(3)}
 
