@@ -2,7 +2,7 @@
 
 Aim: ResNet-56, 75 % of the filters of every block convolution pruned, latency at most 0.35 of dense at batch 128 and
 0.5 at batch 1, on a CPU, under PyTorch and under ONNX Runtime. Beside it the same number of filters removed by
-Torch-Pruning, and what that does to the output; the sparse ways for 95 % weight-wise pruning; and the packed file.
+Torch-Pruning, and what that does to the output; and the packed file of 95 % weight-wise pruning.
 
     python benchmarks/compaction.py [--model resnet56] [--clock cpu|wall] [--threads 1] [--rounds 9] [--out FILE]
 
@@ -20,7 +20,6 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,7 +75,7 @@ def medians(ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[],
     return {name: round(statistics.median(values), 3) for name, values in took.items()}
 
 
-def with_torch(forms: dict[str, nn.Module], fast: dict[int, nn.Module], options: Any) -> dict[str, dict[str, float]]:
+def with_torch(forms: dict[str, nn.Module], options: Any) -> dict[str, dict[str, float]]:
     """Milliseconds under PyTorch by batch size and form, in both memory formats."""
     found = {}
     for batch in BATCHES:
@@ -86,7 +85,6 @@ def with_torch(forms: dict[str, nn.Module], fast: dict[int, nn.Module], options:
             for label, kind in (("", torch.contiguous_format), (", channels last", torch.channels_last)):
                 moved = copy.deepcopy(model).to(memory_format=kind)
                 ways[name + label] = partial(moved, x.contiguous(memory_format=kind))
-        ways["compact for speed, accelerated"] = partial(fast[batch], x)
         with torch.inference_mode():
             found[str(batch)] = medians(ways, options.rounds * (4 if batch == 1 else 1), CLOCKS[options.clock])
     return found
@@ -132,35 +130,6 @@ def filters(model: nn.Module) -> tuple[int, int]:
             stored += len(module.weight)
             live += int(module.weight.flatten(1).ne(0).any(1).sum())
     return stored, live
-
-
-def sparse_layers(options: Any) -> dict[str, Any]:
-    """What the sparse way of gp.accelerate costs on 95 % weight-wise pruned layers, and what it chose."""
-    from gibbsprune.export.executors import Plain, Sparse
-
-    rows = {}
-    for what, sparsity in (("95 %", 0.95), ("99 %", 0.99)):
-        model = network(options.model, "weight", sparsity)
-        for block in (1, 10, 20):
-            layer = model.blocks[block].conv2
-            side = options.size // (1, 2, 4)[block // 9]
-            for batch in BATCHES:
-                x = torch.randn(batch, layer.in_channels, side, side).contiguous(memory_format=torch.channels_last)
-                plain, sparse = Plain(layer, False), Sparse(layer, False)
-                with torch.inference_mode():
-                    ways = {"plain": partial(plain, x), "sparse": partial(sparse, x)}
-                    took = medians(ways, options.rounds, CLOCKS[options.clock])
-                shape = f"{layer.in_channels}→{layer.out_channels} at {side}×{side}, {what}, batch {batch}"
-                rows[shape] = {**took, "ratio": round(took["sparse"] / took["plain"], 2)}
-    for batch in BATCHES:
-        dense = nn.Linear(4096, 4096).eval()
-        dense.weight.data *= torch.rand(4096, 4096) < 0.05
-        with torch.inference_mode():
-            x = torch.randn(batch, 4096)
-            plain, sparse = Plain(dense, False), Sparse(dense, False)
-            took = medians({"plain": partial(plain, x), "sparse": partial(sparse, x)}, 5, CLOCKS[options.clock])
-        rows[f"dense 4096→4096, 95 %, batch {batch}"] = {**took, "ratio": round(took["sparse"] / took["plain"], 2)}
-    return rows
 
 
 def packed(options: Any) -> dict[str, Any]:
@@ -217,19 +186,11 @@ def main() -> None:
             networks[name] = {**row, "output changed by": change(pruned, model, options.size)}
     for name, row in networks.items():
         print(f"{name:20}", row)
-    clock = CLOCKS[options.clock]
-    images = {batch: torch.randn(batch, 3, options.size, options.size) for batch in BATCHES}
-    fast = {b: gp.accelerate(forms["compact for speed"], y, clock=clock) for b, y in images.items()}
-    for batch, model in fast.items():
-        print(f"accelerated at batch {batch}:", dict(Counter(c.way for c in model.report.choices)))
     table: dict[str, Any] = {"model": options.model, "sparsity": options.sparsity, "networks": networks}
-    table["torch ms"] = with_torch(forms, fast, options)
+    table["torch ms"] = with_torch(forms, options)
     table["torch ratio"] = show("PyTorch", table["torch ms"], ("dense", "dense, channels last"))
     table["onnx ms"] = with_onnx(forms, options)
     table["onnx ratio"] = show("ONNX Runtime", table["onnx ms"], ("dense",))
-    table["sparse layers, ms"] = sparse_layers(options)
-    for name, row in table["sparse layers, ms"].items():
-        print(name, row)
     table["packed, 95 % weight-wise"] = packed(options)
     print(table["packed, 95 % weight-wise"])
     table |= {"clock": options.clock, "threads": options.threads, "rounds": options.rounds}

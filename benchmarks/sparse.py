@@ -4,19 +4,26 @@ Aims, ResNet-56 against the fastest of the others: 3.0 times as fast with 90 % o
 95 %, no slower with 70 %. The others are ONNX Runtime and OpenVINO, with the dense network and with the pruned one
 (OpenVINO with its option for sparse weights), PyTorch in both memory formats, and PyTorch compiled with frozen weights.
 
-    python benchmarks/sparse.py [--quick] [--model resnet56 …] [--batch 1 …] [--threads 1 …] [--run RUN]
-                                [--out FILE] [--figure FILE]
+    python benchmarks/sparse.py [--only resnet56 mlp/1 vgg16/128/2 …] [--seconds 15] [--run RUN] [--quick] [--draw]
 
-For one network, batch and number of threads all ways take turns; the least time of each counts, since whatever else the
+Every row of the table is a network, a batch size and a number of threads; ``--only`` names some of them, and what they
+measure takes the place of the same rows in ``tables/sparse-cpu.json``, so that the whole can be run in parts. Beside
+that file a table of ratios is written and the picture of the docs drawn; with ``--draw`` nothing is measured.
+
+For one row all ways take turns, each for some calls at once; the least time of each counts, since whatever else the
 machine does can only lengthen it: of processor time with one thread, of seconds with more. The others' times do not
-depend on how many weights are zero, so they are measured once, with 90 %. Masks are random, or that of a trained run
-(``--run``). OpenVINO is optional, and so is ONNX Runtime: the extras ``bench`` and ``export``.
+depend on how many weights are zero, so they are measured once, with 90 %. Masks are random, but for those of
+``trained``: a ResNet-20 trained on scikit-learn's digits with 90 and 95 % of its weights pruned, here given larger
+images; or the finished run that ``--run`` names. OpenVINO is optional, and so is ONNX Runtime: the extras ``bench``
+and ``export``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import io
 import json
 import platform
 import tempfile
@@ -32,9 +39,13 @@ from torch import Tensor, nn
 import gibbsprune as gp
 from gibbsprune.export.runs import load_run
 from gibbsprune.models import build
+from gibbsprune.training import run as training
+from gibbsprune.training.progress import PlainProgress
+from gibbsprune.training.spec import RunSpec
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 TABLES = Path(__file__).parent / "tables"
+FIGURE = Path(__file__).parents[1] / "docs" / "img" / "sparse_c.png"
 
 
 def conv_bn(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -96,6 +107,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (resnet18, (3, 64, 64)),
     "mlp": (mlp, (784,)),
 }
+NAMES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "mobilenet": "MobileNet-like"}
+NAMES |= {"resnet18": "ResNet-18, 64 × 64", "mlp": "MLP", "trained": "ResNet-20, trained masks"}
 
 
 def network(name: str, sparsity: float) -> nn.Module:
@@ -111,6 +124,21 @@ def network(name: str, sparsity: float) -> nn.Module:
     for layer in layers[isinstance(layers[0], nn.Conv2d) : -1]:
         layer.weight.data *= torch.rand_like(layer.weight) >= sparsity
     return model
+
+
+@torch.enable_grad()
+def trained(run: str | None) -> tuple[dict[float, nn.Module], tuple[int, ...]]:
+    """Networks with masks from training, by sparsity, and the shape of their images: a given run's, or digits'."""
+    if run is not None:
+        found = load_run(run)
+        return {round(zeros(found.model), 3): found.model.eval()}, tuple(found.images.shape[1:])
+    models = {}
+    for sparsity in (0.9, 0.95):
+        spec = RunSpec(data="digits", model="resnet20", structure="weight", sparsity=sparsity, epochs=20)
+        with tempfile.TemporaryDirectory() as folder:
+            training.start([spec], Path(folder) / "run", "cpu", progress=PlainProgress(io.StringIO()))
+            models[sparsity] = load_run(Path(folder) / "run").model.eval()
+    return models, (1, 32, 32)
 
 
 def others(dense: nn.Module, pruned: nn.Module, x: Tensor, threads: int) -> dict[str, Callable[[], Any]]:
@@ -182,10 +210,14 @@ def least(ways: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[]
     start, rounds = time.perf_counter(), -1
     while rounds < 5 or time.perf_counter() < start + seconds:
         for name, way in ways.items():
-            begin = clock()
-            way()
-            if rounds >= 0:
-                took[name] = min(took[name], 1e3 * (clock() - begin))
+            turn = time.perf_counter()
+            while True:  # several calls, so that threads are awake and caches warm as in use
+                begin = clock()
+                way()
+                if rounds >= 0:
+                    took[name] = min(took[name], 1e3 * (clock() - begin))
+                if time.perf_counter() > turn + 0.01:
+                    break
         rounds += 1
     return took
 
@@ -194,13 +226,10 @@ def least(ways: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[]
 def measured(name: str, batch: int, threads: int, options: Any) -> dict[str, Any]:
     """One row of the table."""
     torch.set_num_threads(threads)
-    if options.run:
-        found = load_run(options.run)
-        models = {round(zeros(found.model), 3): found.model}
-        shape = tuple(found.images.shape[1:])
+    if name == "trained":
+        models, shape = options.trained()
     else:
-        models = {sparsity: network(name, sparsity) for sparsity in options.sparsities}
-        shape = NETWORKS[name][1]
+        models, shape = {sparsity: network(name, sparsity) for sparsity in options.sparsities}, NETWORKS[name][1]
     x = torch.randn(batch, *shape)
     pruned = models.get(0.9, next(iter(models.values())))
     dense = copy.deepcopy(pruned)
@@ -210,13 +239,11 @@ def measured(name: str, batch: int, threads: int, options: Any) -> dict[str, Any
     ours: dict[str, str] = {}
     for sparsity, model in models.items():
         compiled = gp.compile_c(model, x, threads=threads, rounds=3)
-        ours[f"C, {sparsity:.0%}"] = compiled.report.chosen
-        ways[f"C, {sparsity:.0%}"] = lambda compiled=compiled: compiled(x)
+        ours[f"C, {100 * sparsity:g}%"] = compiled.report.chosen
+        ways[f"C, {100 * sparsity:g}%"] = lambda compiled=compiled: compiled(x)
     took = least(ways, options.seconds, time.process_time if threads == 1 else time.perf_counter)
     rival = min((way for way in took if way not in ours), key=lambda way: took[way])
-    print(
-        f"\n{name}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}: milliseconds, times the fastest other"
-    )
+    print(f"\n{name}/{batch}/{threads}: milliseconds, times the fastest other")
     for way, value in took.items():
         print(f"  {way:26} {value:9.3f}  {took[rival] / value:6.2f}  {ours.get(way, '')}", flush=True)
     times = {way: round(value, 4) for way, value in took.items()}
@@ -228,21 +255,41 @@ def zeros(model: nn.Module) -> float:
     return sum(float((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
 
 
+def ratios(row: dict[str, Any]) -> dict[float, float]:
+    """How many times as fast as the fastest other, by the percentage of weights that are gone."""
+    best = row["ms"][row["fastest"]]
+    return {float(way.removeprefix("C, ").rstrip("%")): best / row["ms"][way] for way in row["ways"]}
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of ratios."""
+    columns = sorted({percent for row in rows for percent in ratios(row)})
+    lines = ["| | batch | threads | fastest other | " + " | ".join(f"{p:g} %" for p in columns) + " |"]
+    lines.append("|---" * (4 + len(columns)) + "|")
+    for row in rows:
+        found = ratios(row)
+        cells = [f"{found[p]:.2f}" if p in found else "" for p in columns]
+        other = f"{row['fastest']}, {row['ms'][row['fastest']]:.3g} ms"
+        lines.append(
+            "| " + " | ".join([NAMES[row["model"]], str(row["batch"]), str(row["threads"]), other, *cells]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """How many times as fast as the fastest other, against how many weights are gone; one thread."""
+    """The ratios against how many weights are gone; one thread, random masks."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    batches = sorted({row["batch"] for row in rows if row["threads"] == 1})
+    rows = [row for row in rows if row["threads"] == 1 and row["model"] != "trained"]
+    batches = sorted({row["batch"] for row in rows})
     figure, axes = plt.subplots(1, len(batches), figsize=(4 * len(batches), 3.6), sharey=True, squeeze=False)
     for axis, batch in zip(axes[0], batches):
-        for row in rows:
-            if row["batch"] == batch and row["threads"] == 1:
-                points = [(way.removeprefix("C, "), row["ms"][way]) for way in row["ways"]]
-                x = [float(text.rstrip("%")) for text, _ in points]
-                axis.plot(x, [row["ms"][row["fastest"]] / ms for _, ms in points], marker="o", ms=3, label=row["model"])
+        for i, name in enumerate(NETWORKS):
+            found = next((ratios(row) for row in rows if (row["model"], row["batch"]) == (name, batch)), {})
+            axis.plot(list(found), list(found.values()), marker="o", ms=3, color=f"C{i}", label=NAMES[name])
         axis.axhline(1, color="grey", lw=0.8)
         axis.set(title=f"batch {batch}", xlabel="weights gone, %", yscale="log")
         ticks = [0.5, 1, 2, 4, 8, 16]
@@ -254,37 +301,57 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def chosen(only: list[str] | None) -> list[tuple[str, int, int]]:
+    """The rows that are asked for: "model", "model/batch" or "model/batch/threads" each."""
+    rows = [(name, batch, threads) for name in NAMES for threads in (1, 2) for batch in (1, 32, 128)]
+    asked = [tuple(part.split("/")) for part in only or []]
+    known = {tuple(map(str, row))[:n] for row in rows for n in (1, 2, 3)}
+    if unknown := [part for part in asked if part not in known]:
+        raise SystemExit(
+            f"--only is {'/'.join(unknown[0])}: allowed are {', '.join(NAMES)}, with /1, /32 or /128, and /1 or /2"
+        )
+    return [row for row in rows if not asked or any(tuple(map(str, row))[: len(part)] == part for part in asked)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 32, 128])
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="model, model/batch or model/batch/threads")
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
     parser.add_argument("--seconds", type=float, default=15, help="of rounds for each row")
-    parser.add_argument("--quick", action="store_true", help="ResNet-20 and the MLP, 70, 90 and 95 %%, one thread")
-    parser.add_argument("--run", help="a finished run: its network and its mask")
+    parser.add_argument("--run", help="a finished run: its network and its mask, for the row 'trained'")
+    parser.add_argument(
+        "--quick", action="store_true", help="ResNet-20 and the MLP, 70, 90 and 95 %%, one thread; no files"
+    )
+    parser.add_argument("--draw", action="store_true", help="measure nothing: write and draw what the table holds")
     parser.add_argument("--out", type=Path, default=TABLES / "sparse-cpu.json")
-    parser.add_argument("--figure", type=Path, help="draw the table there")
+    parser.add_argument("--figure", type=Path, default=FIGURE)
     options = parser.parse_args()
+    options.trained = functools.cache(lambda: trained(options.run))
     if options.quick:
-        options.model, options.batch, options.threads = ["resnet20", "mlp"], [1, 32], [1]
-        options.sparsities, options.seconds = [0.7, 0.9, 0.95], 3
-    if options.run:
-        options.model = ["resnet20"]
+        options.only, options.sparsities, options.seconds = ["resnet20/1/1", "mlp/1/1", "mlp/32/1"], [0.7, 0.9, 0.95], 3
     warnings.simplefilter("ignore")
-    rows = []
-    for name in options.model:
-        for threads in options.threads:
-            for batch in options.batch:
-                rows.append(measured(name if not options.run else options.run, batch, threads, options))
-                table = {
-                    "machine": platform.processor() or platform.machine(),
-                    "torch": torch.__version__,
-                    "rows": rows,
-                }
-                options.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    if options.figure:
-        draw(rows, options.figure)
+    table: dict[str, Any] = {"machine": "", "torch": "", "rows": []}
+    if options.out.exists() and not options.quick:
+        table = json.loads(options.out.read_text(encoding="utf-8"))
+    order = chosen(None)
+    for key in [] if options.draw else chosen(options.only):
+        found = measured(*key, options)
+        held = {(row["model"], row["batch"], row["threads"]): row for row in table["rows"]} | {key: found}
+        table = {"machine": machine(), "torch": torch.__version__, "rows": [held[k] for k in order if k in held]}
+        if not options.quick:
+            options.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    print("\n" + markdown(table["rows"]))
+    if table["rows"] and not options.quick:
+        options.out.with_suffix(".md").write_text(markdown(table["rows"]), encoding="utf-8")
+        draw(table["rows"], options.figure)
+
+
+def machine() -> str:
+    """The name of the processor."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     gibbsprune sweep run examples/vit.py --device cuda
 
 It is trained dense, by Gibbs pruning (a sparsity that rises, one threshold for the network, straight-through gradients)
-and by gradual magnitude pruning. Beside this file the network alone is ``--model vit:make``.
+and by gradual magnitude pruning with one threshold, too. Beside this file the network alone is ``--model vit:make``.
 
 Patches of 4 × 4 pixels, width 192, six blocks of six heads, 1.8 million weights. It is written so that a fleet can fuse
 several runs into one network: queries, keys and values are layers of their own, heads and norms are cut from the last
@@ -103,5 +103,5 @@ def trainings(data: str, model: str, epochs: int) -> Iterator[RunSpec]:
     for seed in range(3):
         yield RunSpec(data, model, method="dense", recipe=how, seed=seed)
         for sparsity in (0.8, 0.9):
-            for method, settings in (("gibbs", RISING), ("gradual", {})):
+            for method, settings in (("gibbs", RISING), ("gradual", {"allocation": "global"})):
                 yield RunSpec(data, model, method, sparsity=sparsity, recipe=how, seed=seed, settings=settings)

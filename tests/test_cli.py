@@ -76,7 +76,7 @@ parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
             covers 576 of 576 parameters (100.0 %)
 
-| layer          | kind   | weights | neighbourhoods |  target | kept of them |
+| layer          | kind   | weights | neighbourhoods |  target | weights kept |
 | -------------- | ------ | ------: | -------------: | ------: | -----------: |
 | layer1.0.conv1 | Conv2d |     576 |            576 | 90.00 % |           58 |
 
@@ -249,7 +249,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
         ("train --resume r --seed 0", "--resume continues a run as it was started; leave out --seed"),
         ("train --coupling nan", "--coupling: must be a number, but 'nan' was given"),
-        ("train --coupling 1", "--coupling is for hamiltonian 'quadratic', not for 'square'"),
+        ("train --coupling 1", "'neighbours', 'channels', 'redundancy', not for 'square'"),
         (
             f"train --out {'x' * 300}",
             f"{'x' * 300}/run.json: File name too long",

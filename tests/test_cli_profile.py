@@ -7,13 +7,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from c_programs import need
 from gibbsprune import UserError
 from gibbsprune.cli import main
-from gibbsprune.export.executors import Fused, Lanes, Sparse
+from gibbsprune.export.c import compiled
 from gibbsprune.export.profile import Latency, multiply_adds, profile
+from gibbsprune.export.profile_report import layers_table, totals_table
 from gibbsprune.models import build
 
 pytest.importorskip("safetensors")
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C is compiled without optimisation, in one width."""
+    monkeypatch.setenv("GIBBSPRUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "FLAGS", ("-O1", "-march=native"))
+    monkeypatch.setattr(compiled, "_widths", lambda: [256])
 
 
 def test_multiply_adds_by_hand() -> None:
@@ -51,16 +61,6 @@ def test_multiply_adds_of_attention() -> None:
     assert forms["across"].layers["attention"].parameters == forms["across"].parameters
 
 
-def test_multiply_adds_of_accelerated_layers() -> None:
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(256, 7))
-    plain.requires_grad_(False)
-    fast = nn.Sequential(Fused(plain[0], True), Lanes(plain[1], False, 4), plain[2], Sparse(plain[3], False))
-    odd = nn.Sequential(Lanes(plain[1], False, 3))  # falls back to the plain way at this width
-    x = torch.randn(2, 3, 8, 8)
-    assert multiply_adds(fast, x) == multiply_adds(plain, x)
-    assert multiply_adds(odd, torch.randn(1, 4, 8, 8)) == {"0": 4 * 4 * 64}
-
-
 def test_profile_counts_and_times() -> None:
     dense, sparse = build("resnet8", 10, 3), build("resnet8", 10, 3)
     sparse.blocks[0].conv1.weight.data[4:] = 0
@@ -81,6 +81,30 @@ def test_profile_counts_and_times() -> None:
         profile({"dense": dense}, torch.randn(1, 3, 16, 16), rounds=0)
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_network_in_c_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it stores and multiplies is not zero; without a compiler, or an operator, one sentence says so."""
+    need("cc")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    model[0].weight.data[:, 1:] = 0
+    x = torch.randn(2, 3, 8, 8)
+    found = profile({"dense": model}, x, batches=(1, 9), rounds=2, in_c="dense")
+    row = found["C"]
+    assert (row.parameters, row.macs) == (36 + 4 + 720 + 5, 36 * 36 + 720)
+    assert 4 * row.parameters <= row.size <= 6 * row.parameters
+    assert set(row.latency) == {1, 9}
+    assert "| C " in totals_table(found)
+    assert "| C " not in layers_table(found)
+    odd = nn.Sequential(model, nn.LogSoftmax(1))
+    found = profile({"dense": odd}, x, batches=(1,), rounds=1, in_c="dense")
+    assert "\nC: the operator aten.log_softmax" in totals_table(found)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    found = profile({"dense": model}, x, batches=(1,), rounds=1, in_c="dense")
+    assert totals_table(found).endswith("\nC: no C compiler (cc, gcc or clang) was found")
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "p.png"
     arguments = ["profile", "resnet8", "--sparsity", "0.75", "--size", "8", "--rounds", "2", "--layers", "--out"]
@@ -98,6 +122,7 @@ def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert counts["dense"] == [folded, folded], "its batch norms are biases, as those of the others are"
     assert counts["compact"][0] < 0.5 * counts["dense"][0]
     assert "blocks.2.conv2" in rows
+    assert "C" in rows or "\nC: no C compiler" in text
     assert "the rest" in rows
     pytest.importorskip("matplotlib")
     assert picture.read_bytes().startswith(b"\x89PNG")

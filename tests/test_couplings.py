@@ -464,3 +464,42 @@ def test_equal_energies_are_drawn_together():
     assert repr(one) == repr(two)
     assert one != gp.Pairwise([(0, 1)], 0.25)
     assert gp.Neighbours() == gp.Neighbours(0.4)
+
+
+# -- in a pruner -------------------------------------------------------------------------------------------------------
+
+
+def pruner_of(**options):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 4, 3))
+    energy = gp.Neighbours(0.5, across=True)
+    return gp.GibbsPruner(model, 0.5, hamiltonian=energy, schedule=lambda epoch: 1.0 + epoch, include="2", **options)
+
+
+def test_a_warm_pruner_moves_by_its_sweeps_and_resumes():
+    """Near freezing a warm chain of one sweep stays near its mask, a cold one begins anew; both go on where saved."""
+    warm, again = (pruner_of(warm=True, sweeps=1) for _ in range(2))
+    for step in range(6):
+        warm.set_epoch(step)
+        warm.step()
+    again.model.load_state_dict(warm.model.state_dict())
+    again.load_state_dict(warm.state_dict())
+    before = warm.masks["2"].mask.clone()
+    for pruner in (warm, again):
+        pruner.step()
+    assert torch.equal(warm.masks["2"].mask, again.masks["2"].mask)
+    cold = pruner_of(sweeps=1)
+    cold.set_epoch(5)
+    apart = [float((before != pruner.masks["2"].mask).float().mean()) for pruner in (warm, cold)]
+    assert 0 < apart[0] < apart[1]
+    assert "drawn by coloured (a chain) in 1 layer" in str(warm.summary())
+
+
+def test_a_pruner_ends_in_its_own_law():
+    pruner = pruner_of()
+    pruner.set_epoch(1e7)
+    pruner.step()
+    with pytest.warns(UserWarning, match="masks have not converged"):
+        model = pruner.finalize(draw="sample")
+    kept = float((model[2].weight != 0).float().mean())
+    assert 0.4 < kept < 0.6  # centred: about half, though not exactly

@@ -15,7 +15,8 @@ from gibbsprune.cli import build_parser
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 CORE = [
-    "structures",
+    "structures.tiles",
+    "structures.limited",
     "threshold",
     "schedules",
     "graphs",
@@ -110,6 +111,12 @@ def test_the_new_hamiltonian_takes_twenty_lines():
     assert len(example.strip().splitlines()) <= 20
 
 
+def test_the_new_structure_takes_twenty_lines():
+    example = next(blocks(ROOT / "docs" / "adding_a_structure.md"))
+    assert "class Lanes" in example
+    assert len(example.strip().splitlines()) <= 20
+
+
 def names_in(page):
     return sorted(set(re.findall(r"`(gibbsprune(?:\.\w+)+)`", page.read_text(encoding="utf-8"))))
 
@@ -132,6 +139,7 @@ def test_theory_names_every_part_of_the_core():
     named = {name.split(".")[1] for name in names_in(ROOT / "docs" / "theory.md")}
     mathematics = {
         "structures",
+        "limits",
         "threshold",
         "graphs",
         "hamiltonians",
@@ -141,9 +149,11 @@ def test_theory_names_every_part_of_the_core():
         "diagnostics",
         "samplers",
         "site",
+        "limited",
         "law",
         "budgets",
         "schedules",
+        "survivors",
         "masking",
         "holding",
         "pruner",

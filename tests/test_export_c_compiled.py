@@ -17,7 +17,7 @@ from c_programs import assert_close, built, need, run, written
 from export_zoo import prune, randomise
 from gibbsprune import UserError, compile_c, export_c
 from gibbsprune.cli import main
-from gibbsprune.export.c import CompiledNetwork, compiled
+from gibbsprune.export.c import CompiledNetwork, compiled, pack
 from gibbsprune.export.c.source import Source
 from gibbsprune.export.c.write import network
 from gibbsprune.models import build
@@ -69,11 +69,13 @@ def test_a_compiled_network_is_a_module(cache: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("quick")
-def test_threads_share_the_channels_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the smallest operations, by pixels and by filters."""
     model, x, generator = made("squeeze_excite", "weight", 0.6, 1)
-    monkeypatch.setattr(compiled, "_timed", favour("threads share channels"))
+    monkeypatch.setattr(compiled, "_timed", favour("threads share images"))
+    monkeypatch.setattr(pack, "SHARED", 1)
     found = compile_c(model, x[:1], threads=3)
-    assert found.report.chosen == "256 bits, threads share channels"  # type: ignore[union-attr]
+    assert found.report.chosen == "256 bits, threads share images"  # type: ignore[union-attr]
     with ThreadPoolExecutor(3) as pool:  # several callers at once, and each several times
         images = [torch.randn(batch, *x.shape[1:], generator=generator) for batch in (1, 2, 1, 2, 7, 1)]
         for given, y in zip(images, pool.map(found, images)):

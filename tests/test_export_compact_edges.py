@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from export_zoo import WEIGHTED, randomise
-from gibbsprune import accelerate, compact
+from gibbsprune import compact
 from gibbsprune.export.equality import difference
 from gibbsprune.export.parts import AddBorders
 
@@ -177,7 +177,7 @@ def test_under_autocast() -> None:
         torch.testing.assert_close(small(x).float(), model(x).float(), rtol=0.05, atol=0.05)
 
 
-def test_what_reads_shapes_can_be_made_smaller_and_then_accelerated() -> None:
+def test_what_reads_shapes_can_be_made_smaller_twice() -> None:
     def rows(net: Net, x: Tensor) -> Tensor:
         x = F.relu(net.b(F.relu(net.a(x))))
         n, c, h, w = x.shape
@@ -186,10 +186,7 @@ def test_what_reads_shapes_can_be_made_smaller_and_then_accelerated() -> None:
     model = without(Net(rows, a=conv(3, 8), b=conv(8, 8), c=nn.Linear(8 * 16, 5)))
     x = torch.randn(2, 3, 4, 4)
     small = compact(compact(model, x), x)
-    fast = accelerate(small, x, rounds=1)
-    assert "cannot be captured" not in fast.report.note
-    for module in (small, fast):
-        torch.testing.assert_close(module(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_that_ends_constants_is_told() -> None:

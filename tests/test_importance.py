@@ -159,10 +159,10 @@ def test_a_fleet_scores_as_a_plain_loop_does(digits):
     ("make", "sentence"),
     [
         (lambda: gp.GibbsPruner(nn.Linear(4, 4), 0.5, importance="size", include=""), "importance is 'size'"),
-        (lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(4, 4)), 0.5, importance="taylor", include="0"),
+        (lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(4, 4)), 0.5, hamiltonian="square", importance="taylor"),
          r"importance is 'taylor': allowed are 'magnitude' with Linear\('square'\), whose field has a unit"),
         (lambda: pruner_of("wanda", nn.Sequential(nn.Linear(4, 4)), gradient="law"), "with gradient 'law'"),
-        (lambda: RunSpec(settings={"importance": "taylor"}), "importance is 'taylor'"),
+        (lambda: RunSpec(settings={"units": "weights", "importance": "taylor"}), "importance is 'taylor'"),
     ],
 )  # fmt: skip
 def test_refused(make, sentence):

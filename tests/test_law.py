@@ -267,7 +267,7 @@ def test_counts_of_numpy(structure, sampler):
         (
             {"sampler": "gibbs"},
             "sampler is 'gibbs': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact', "
-            "'conditional'",
+            "'transfer', 'low_rank', 'coloured', 'conditional'",
         ),
         (
             {"sampler": "exact"},

@@ -11,6 +11,7 @@ from torch import nn
 import gibbsprune as gp
 from gibbsprune import limited, stacks
 from gibbsprune.law import Law
+from gibbsprune.samplers import conditional
 from gibbsprune.site import Site
 from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count
@@ -157,6 +158,33 @@ def test_layers_of_the_same_limits_are_drawn_together():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Law(sites).draw([torch.randn(8, 8)] * 3, torch.ones(1, dtype=torch.float64), [seeded(0)])
+
+
+@pytest.mark.parametrize("structure", ["2:4", "column", "4x4", "filter"])
+def test_rows_by_a_single_index_are_the_same(structure):
+    """As on a GPU, where each layer by itself would cost a kernel."""
+    layers = [nn.Conv2d(6, 5, 3), nn.ConvTranspose2d(6, 4, 2, groups=2), nn.Conv2d(8, 6, 3, groups=2), nn.Linear(7, 9)]
+    sites = [
+        Site(tuple(m.weight.shape), as_structure(structure, m), gp.hamiltonians.HAMILTONIANS["sign"], None)
+        for m in layers
+    ]
+    weights = [m.weight.detach() for m in layers]
+    for group in Law(sites).groups:
+        own = [weights[i] for i in group.members]
+        rows = group.rows(weights)
+        assert torch.equal(group.gathered(own), rows)
+        assert all(torch.equal(a, b) for a, b in zip(group.returned(rows), own))
+        assert group.moved == (
+            len(own) > 1 and (structure != "filter" or any(s.structure.transposed for s in group.sites))
+        )
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_patterns_in_few_kernels_are_the_same(keep):
+    odds = torch.randn(5, 100, generator=seeded(0), dtype=torch.float64)
+    table = conditional.members(5, keep, odds.device)
+    torch.testing.assert_close(odds[table].sum(1), conditional._sums(odds, keep))
+    assert torch.equal(conditional.patterns(5, keep, odds.device).nonzero()[:, 1].view(-1, keep), table)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -3,6 +3,7 @@
 import builtins
 import io
 import math
+import os
 
 from gibbsprune.training import progress
 
@@ -128,3 +129,14 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
     assert type(progress.make_progress(Terminal())) is progress.PlainProgress
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_and_says_so(capsys):
+    """As in ``gibbsprune train | head``: what was written goes nowhere, the reader of errors hears of it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        shown = progress.PlainProgress(stream)
+        shown.begin("runs/x", 2)
+        shown.epoch(1, [{"loss": 1.0, "test_accuracy": 0.5}])
+    assert capsys.readouterr().err.count("nobody reads the output any more; the run goes on") == 1

@@ -573,7 +573,7 @@ def test_a_finalized_model_can_be_pruned_again():
         (
             {"sampler": "wolff"},
             "sampler is 'wolff': allowed are 'auto', 'independent', 'two_point', 'enumeration', 'chromatic', 'exact', "
-            "'conditional'",
+            "'transfer', 'low_rank', 'coloured', 'conditional'",
         ),
         (
             {"schedule": gp.ConstantSchedule(-1.0)},

@@ -283,7 +283,7 @@ HANGING = """
 import time
 from gibbsprune.training.ranks import join
 
-with join("cpu", 4) as ranks:
+with join("cpu", 10) as ranks:
     if ranks.rank == 1:
         time.sleep(200)
     ranks.any(True)
@@ -293,12 +293,12 @@ with join("cpu", 4) as ranks:
 def test_a_rank_that_does_not_answer_is_given_up(tmp_path):
     waiting, hanging = two_ranks("-c", HANGING, cwd=tmp_path)
     try:
-        said = waiting.communicate(timeout=100)
+        said = waiting.communicate(timeout=200)
     finally:
         waiting.kill()
         hanging.kill()
         hanging.communicate()
-    sentence = "another process of this run has not answered for 4 seconds (--rank-timeout); it hangs or was stopped"
+    sentence = "another process of this run has not answered for 10 seconds (--rank-timeout); it hangs or was stopped"
     assert said == ("", f"gibbsprune: {sentence}\n")
     assert waiting.returncode == 2
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gibbsprune.errors import UserError
 from gibbsprune.sweeps import declare
+from gibbsprune.sweeps.planner import survey
 from gibbsprune.training import RECIPES, RunSpec
 
 
@@ -159,3 +162,21 @@ def test_the_example_is_a_sweep_with_every_kind_of_dependency(monkeypatch):
     found = specs(declare.read(file))
     assert {spec.method for spec in found} == {"dense", "gibbs", "magnitude", "reinit"}
     assert {spec.recipe.name for spec in found} == {"digits"} <= RECIPES.keys()
+
+
+def test_weights_to_start_from_lie_beside_the_file_and_are_in_the_name(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    file = tmp_path / "sweep.yaml"
+    file.write_text("base: {data: digits, model: resnet8}\nruns:\n  - {from: trained.safetensors}\n")
+    names = []
+    for value in (1.0, 2.0):
+        safetensors.save_file({"weight": torch.full((2,), value)}, tmp_path / "trained.safetensors")
+        (spec,) = declare.read(file).everything({})
+        assert spec.setting("from") == str((tmp_path / "trained.safetensors").resolve())
+        digest = hashlib.sha256((tmp_path / "trained.safetensors").read_bytes()).hexdigest()
+        assert spec.setting("weights") == digest[:12]
+        names.append(spec.name())
+        found = survey([spec], [spec], (), tmp_path / "work")
+        assert found.queue == [spec]
+        assert found.ready(spec)
+    assert names[0] != names[1]

@@ -14,7 +14,8 @@ is the limit c → ∞ of :class:`~gibbsprune.Quadratic`; with single weights th
 that interact lie on a *grid*: (outputs, inputs, *kernel), as much of it as they span.
 
 ``centred`` pairs are Σ A_ij (x_i − m)(x_j − m) with m = 1 − 2p, the mean of a mask of sparsity p. Without that,
-attraction would prune more than p asks for (most neighbours are pruned) and repulsion less.
+attraction would prune more than p asks for (most neighbours are pruned) and repulsion less. x_cvg knows of magnitudes
+alone: to end with a mask of the law itself, finalize with one more draw.
 """
 
 from __future__ import annotations

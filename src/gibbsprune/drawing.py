@@ -116,7 +116,7 @@ class Drawing:
             device = weights.weights[0].device
             generator = self.generator(device, steps)
             going = [whole(self.masks[name].mask) for name in names] if self.warm and device in self.before else None
-            if again and device in self.before:
+            if again and device in self.before and not self.warm:  # a chain must not use its numbers twice
                 generator.set_state(self.before[device])
             self.before[device] = generator.get_state()
             if beta == math.inf:

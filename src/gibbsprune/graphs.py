@@ -68,6 +68,11 @@ class Graph:
     def total(self, strengths: Tensor) -> Tensor:
         """Σ_j A_ij of every spin from the strengths (rows, E): (rows, size)."""
         padded = F.pad(strengths, (0, 1))
+        if self.size * self.most <= 8 * len(self) + 1024:  # one table holds little that is not there
+            everything = self.constant(
+                "all", strengths.device, lambda: self._table(np.arange(self.size)).edges.to(strengths.device)
+            )
+            return padded[:, everything].sum(-1)
         sums = strengths.new_zeros(len(strengths), self.size)
         for nodes, _, edges in self.colours(strengths.device):
             sums[:, nodes] = padded[:, edges].sum(-1)
@@ -88,26 +93,30 @@ class Graph:
 
     def colours(self, device: torch.device) -> list[Colour]:
         """The spins by colour, with tables of their neighbours; made once per device."""
-        tables = self._tables
-        return self.constant("colours", device, lambda: [Colour(*(part.to(device) for part in c)) for c in tables])
+
+        def make() -> list[Colour]:
+            found = [self._table(np.flatnonzero(self.colouring == c)) for c in range(self.colouring.max(initial=0) + 1)]
+            return [Colour(*(part.to(device) for part in colour)) for colour in found]
+
+        return self.constant("colours", device, make)
 
     @cached_property
-    def _tables(self) -> list[Colour]:
+    def _around(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The neighbours of all spins one after another, the pairs with them, how many, and where they begin."""
         both = np.concatenate([self.pairs, self.pairs[:, ::-1]])
         order = np.argsort(both[:, 0], kind="stable")
-        others, edges = both[order, 1], order % max(1, len(self.pairs))
         degree = np.bincount(both[:, 0], minlength=self.size)
-        starts = np.concatenate([[0], np.cumsum(degree)])[:-1]
-        found = []
-        for colour in range(int(self.colouring.max(initial=0)) + 1):
-            nodes = np.flatnonzero(self.colouring == colour)
-            column = np.arange(degree[nodes].max(initial=0))
-            there = column < degree[nodes][:, None]
-            place = np.where(there, starts[nodes][:, None] + column, 0)
-            tables = (np.where(there, table[place], none) if len(column) else place
-                      for table, none in ((others, self.size), (edges, len(self.pairs))))  # fmt: skip
-            found.append(Colour(*(torch.from_numpy(np.ascontiguousarray(part)) for part in (nodes, *tables))))
-        return found
+        return both[order, 1], order % max(1, len(self.pairs)), degree, np.cumsum(degree) - degree
+
+    def _table(self, nodes: np.ndarray) -> Colour:
+        """Some spins with their neighbours."""
+        others, edges, degree, starts = self._around
+        column = np.arange(degree[nodes].max(initial=0))
+        there = column < degree[nodes][:, None]
+        place = np.where(there, starts[nodes][:, None] + column, 0)
+        tables = (np.where(there, table[place], none) if len(column) else place
+                  for table, none in ((others, self.size), (edges, len(self.pairs))))  # fmt: skip
+        return Colour(*(torch.from_numpy(np.ascontiguousarray(part)) for part in (nodes, *tables)))
 
     # -- elimination -------------------------------------------------------------------------------------------------
 

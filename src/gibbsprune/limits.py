@@ -15,7 +15,7 @@ from torch import Tensor
 from .checks import bad
 
 COLUMNS = 8  # up to which a row is ranked by comparing all pairs
-BLOCK = 1 << 22  # weights ranked at once
+BLOCK, MANY = 1 << 17, 1 << 26  # weights ranked at once: on a CPU those that stay in its cache
 
 
 def keep_in_rows(values: Tensor, keep: int) -> Tensor:
@@ -24,7 +24,7 @@ def keep_in_rows(values: Tensor, keep: int) -> Tensor:
     if keep >= size:
         return torch.ones_like(values, dtype=torch.bool)
     mask = torch.zeros_like(values, dtype=torch.bool)
-    block = max(1, BLOCK // size)
+    block = _block(values)
     for part, out in zip(values.split(block), mask.split(block)):
         if size > COLUMNS:
             places = part.sort(dim=1, descending=True, stable=True).indices[:, :keep]
@@ -38,10 +38,27 @@ def keep_in_rows(values: Tensor, keep: int) -> Tensor:
 
 
 def cuts(values: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """The least value that each row keeps and the greatest that it does not, as (rows, 1); 0 if there is none."""
-    kept = keep_in_rows(values, keep)
-    inside = torch.where(kept, values, math.inf).amin(1, keepdim=True)
-    return inside, torch.where(kept, 0, values).amax(1, keepdim=True)
+    """The least value (≥ 0) that each row keeps and the greatest that it does not, as (rows, 1); 0 if there is none."""
+    count, size = values.shape
+    found = values.new_zeros(2, count)
+    block = _block(values)
+    for part, inside, outside in zip(values.split(block), *(row.split(block) for row in found)):
+        if size > COLUMNS:
+            top = part.topk(min(keep + 1, size), dim=1).values.T
+        else:  # the largest, the next one …, column by column
+            top = list(part.T.contiguous())
+            for place in range(min(keep + 1, size)):
+                for i in range(place + 1, size):
+                    top[place], top[i] = torch.maximum(top[place], top[i]), torch.minimum(top[place], top[i])
+        inside.copy_(top[keep - 1])
+        if keep < size:
+            outside.copy_(top[keep])
+    return found[0, :, None], found[1, :, None]
+
+
+def _block(values: Tensor) -> int:
+    """How many rows are worked on at once: few that stay in a CPU's cache, many on a GPU."""
+    return max(1, (BLOCK if values.device.type == "cpu" else MANY) // values.shape[1])
 
 
 def eligible(squares: Tensor, most: int) -> Tensor:

@@ -24,7 +24,7 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
     print(f"parameters  {parameters:,}")
     if layers:
         weights = sum(layer["weights"] for layer in layers)
-        kept = sum(layer["kept"] * layer["weights"] // layer["neighbourhoods"] for layer in layers)
+        kept = sum(layer["kept"] for layer in layers)
         share = percent(1 - kept / weights)
         print(f"pruned      {weights - kept:,} of {weights:,} weights in {len(layers)} layers ({share})")
         rows = [
@@ -40,7 +40,7 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
         ]
         print(f"            {covers(weights, parameters)}")
         print()
-        print(table(["layer", "kind", "weights", "neighbourhoods", "target", "kept of them"], rows, left=2))
+        print(table(["layer", "kind", "weights", "neighbourhoods", "target", "weights kept"], rows, left=2))
         print()
         spec, model = specs[0], fleet.model(0)
         chosen, skipped = select(model, as_structure(spec.structure), spec.include, spec.exclude)

@@ -23,7 +23,7 @@ def add_parser(commands: Any, meaning: str) -> None:
         "target", metavar="MODEL_OR_RUN", help="a run's folder, or resnet8 … or package.module:function"
     )
     parser.add_argument("--sparsity", type=number, metavar="P", help="of a model: prune it, untrained, by this much")
-    parser.add_argument("--structure", metavar="NAME", help="with --sparsity: weight, kernel or filter (filter)")
+    parser.add_argument("--structure", metavar="NAME", help="with --sparsity: weight, kernel, filter, 2:4 … (filter)")
     parser.add_argument("--size", type=whole, metavar="N", help="of a model: images of N × N pixels (32)")
     parser.add_argument("--rounds", type=whole, default=15, metavar="N", help="how often each form is timed (15)")
     parser.add_argument("--threads", type=whole, metavar="N", help="torch's threads (as torch has it)")
@@ -91,6 +91,7 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     from gibbsprune.export.runs import refilled
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
+    from gibbsprune.structures import as_structure
 
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
@@ -111,7 +112,7 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     pruned = pruner.finalize()
     forms["pruned"] = folded(pruned, x[:2])
     forms["compact"] = compact(pruned, x[:2], fold_batch_norm=True, prefer="speed")
-    return f"{name}, untrained, {structure}s pruned at {sparsity:.0%}", forms, x
+    return f"{name}, untrained, {as_structure(structure).plural} pruned at {sparsity:.0%}", forms, x
 
 
 def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: Any) -> str:
@@ -121,7 +122,7 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     from gibbsprune.export.profile import profile
     from gibbsprune.export.profile_report import draw_profile, layers_table, totals_table
 
-    found = profile(forms, x, rounds=options.rounds)
+    found = profile(forms, x, rounds=options.rounds, in_c="pruned" if "pruned" in forms else "dense")
     threads = torch.get_num_threads()
     images = "×".join(map(str, x.shape[1:]))
     lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]

@@ -1,6 +1,5 @@
-"""What is left after pruning, made really smaller and faster: compact networks, packed files, faster execution."""
+"""What is left after pruning, made really smaller and faster: compact networks, packed files, C."""
 
-from gibbsprune.export.acceleration import AccelerateReport, accelerate
 from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
 from gibbsprune.export.compaction import CompactReport, compact
 from gibbsprune.export.int8 import QuantizationAware
@@ -12,7 +11,6 @@ from gibbsprune.export.semi_structured import SemiStructuredReport, to_semi_stru
 from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
-    "AccelerateReport",
     "CReport",
     "CompactReport",
     "CompiledNetwork",
@@ -20,7 +18,6 @@ __all__ = [
     "PackedSize",
     "QuantizationAware",
     "SemiStructuredReport",
-    "accelerate",
     "compact",
     "compact_pretrained",
     "compile_c",

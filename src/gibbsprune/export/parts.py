@@ -130,7 +130,7 @@ def add_into(own: Tensor, other: Tensor) -> Tensor:
 def as_modules(module: fx.GraphModule) -> None:
     """Let convolutions, dense layers, batch norms and dropout be modules again, under their old names.
 
-    So the network trains, is profiled and is accelerated like any other.
+    So the network trains and is profiled like any other.
     """
     readers = Counter(id(attribute(module, n)) for n in module.graph.nodes if n.op == "get_attr" for _ in n.users)
     for node in list(module.graph.nodes):

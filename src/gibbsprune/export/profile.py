@@ -1,29 +1,36 @@
 """What a network costs: parameters, non-zeros, bytes, multiply-adds, and milliseconds, layer by layer and in total.
 
 Several forms of one network (dense, pruned, compact) are timed in interleaved rounds of one run, so that whatever
-else the machine does touches all of them alike; medians are reported, with the quartiles as the spread.
+else the machine does touches all of them alike; medians are reported, with the quartiles as the spread. On request the
+pruned network in C is one of them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.executors import Plain
-from gibbsprune.export.packed import packed_size, save_packed
-from gibbsprune.export.reuse import CONVOLUTIONS
+from ..errors import UserError
+from .c.compiled import compile_c
+from .c.library import compiler
+from .c.network import Layer
+from .c.source import Source
+from .c.write import network
+from .onnx import prepared
+from .packed import packed_size, save_packed
+from .reuse import CONVOLUTIONS
 
-WHOLES = (Plain, nn.MultiheadAttention)  # what computes the layers inside itself
+WHOLES = (nn.MultiheadAttention,)  # what computes the layers inside itself
 LAYERS = (nn.Linear, *CONVOLUTIONS, *WHOLES)
 
 
@@ -59,7 +66,11 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """One form of a network. Latencies are by batch size; ``size`` is the packed file's, ``dense_size`` without."""
+    """One form of a network. Latencies are by batch size; ``size`` is the packed file's, ``dense_size`` without.
+
+    A network in C stores and multiplies what is not zero, and has no layers to time. Where there is none, there is no
+    latency, and ``missing`` says why.
+    """
 
     parameters: int
     nonzero: int
@@ -68,35 +79,75 @@ class Profile:
     macs: int
     latency: dict[int, Latency]
     layers: dict[str, LayerProfile]
+    missing: str = ""
 
 
 def profile(
-    forms: Mapping[str, nn.Module], example_inputs: Tensor, batches: tuple[int, ...] = (1, 128), rounds: int = 15
+    forms: Mapping[str, nn.Module],
+    example_inputs: Tensor,
+    batches: tuple[int, ...] = (1, 128),
+    rounds: int = 15,
+    in_c: str | None = None,
 ) -> dict[str, Profile]:
     """Measure forms of one network at inputs like ``example_inputs``, whose rows are repeated to each batch size.
 
-    At most ``rounds`` rounds per batch size, fewer where they would take more than some ten seconds.
+    At most ``rounds`` rounds per batch size, fewer where they would take more than some ten seconds. ``in_c`` names the
+    form that is compiled for each batch size as well, with as many threads as torch has; its profile is called "C".
     """
     if rounds < 1 or not batches or min(batches) < 1:
         raise UserError(f"rounds is {rounds} and batches are {batches}; all must be at least 1.")
     modes = [(module, module.training) for model in forms.values() for module in model.modules()]
     try:
-        return _profiled({name: model.eval() for name, model in forms.items()}, example_inputs, batches, rounds)
+        plain = {name: model.eval() for name, model in forms.items()}
+        if in_c is None:
+            return _profiled(plain, {}, example_inputs, batches, rounds)
+        counts = _in_c(forms[in_c], example_inputs)
+        compiled = {}
+        if not counts.missing:
+            threads = torch.get_num_threads()
+            compiled = {batch: compile_c(forms[in_c], _rows(example_inputs, batch), threads) for batch in batches}
+        found = _profiled(plain, compiled, example_inputs, batches, rounds)
+        return found | {"C": replace(counts, latency=found["C"].latency) if compiled else counts}
     finally:
         for module, training in modes:
             module.training = training
 
 
+def _rows(x: Tensor, batch: int) -> Tensor:
+    """The rows of the inputs, repeated to a batch."""
+    return x[torch.arange(batch) % len(x)].contiguous()
+
+
+def _in_c(model: nn.Module, example_inputs: Tensor) -> Profile:
+    """What the network in C stores and multiplies, or why there is none."""
+    if compiler() is None:
+        return Profile(0, 0, 0, 0, 0, {}, {}, "no C compiler (cc, gcc or clang) was found")
+    try:
+        source = Source(network(*prepared(model, example_inputs[:2])), "net", 1)
+    except UserError as error:
+        return Profile(0, 0, 0, 0, 0, {}, {}, str(error))
+    layers = [op for op in source.network.ops if isinstance(op, Layer)]
+    survivors = [int(layer.weight.count_nonzero()) for layer in layers]
+    numbers = sum(survivors) + sum(len(layer.bias) for layer in layers)
+    macs = sum(n * math.prod(layer.output.planes[1:]) for n, layer in zip(survivors, layers))
+    return Profile(numbers, numbers, len(source.data), len(source.data), macs, {}, {})
+
+
 def _profiled(
-    forms: Mapping[str, nn.Module], example_inputs: Tensor, batches: tuple[int, ...], rounds: int
+    forms: Mapping[str, nn.Module],
+    compiled: Mapping[int, nn.Module],
+    example_inputs: Tensor,
+    batches: tuple[int, ...],
+    rounds: int,
 ) -> dict[str, Profile]:
-    totals: dict[str, dict[int, Latency]] = {name: {} for name in forms}
-    layers: dict[str, dict[int, dict[str, Latency]]] = {name: {} for name in forms}
+    names = [*forms, *(["C"] if compiled else [])]
+    totals: dict[str, dict[int, Latency]] = {name: {} for name in names}
+    layers: dict[str, dict[int, dict[str, Latency]]] = {name: {} for name in names}
     counted = {name: multiply_adds(model, example_inputs[:1]) for name, model in forms.items()}
     for batch in batches:
-        x = example_inputs[torch.arange(batch) % len(example_inputs)].contiguous()
-        took, inside = _timed(forms, x, rounds)
-        for name in forms:
+        ways = {**forms, **({"C": compiled[batch]} if compiled else {})}
+        took, inside = _timed(ways, _rows(example_inputs, batch), rounds)
+        for name in names:
             totals[name][batch] = Latency.of(took[name])
             layers[name][batch] = {layer: Latency.of(values) for layer, values in inside[name].items()}
     found = {}
@@ -122,6 +173,8 @@ def _profiled(
             totals[name],
             rows,
         )
+    if compiled:
+        found["C"] = Profile(0, 0, 0, 0, 0, totals["C"], {})
     return found
 
 
@@ -158,7 +211,7 @@ def _weight(module: Any) -> Tensor:
     """The weight of a layer; of attention, that of the queries, with those of keys and values where they are one."""
     if isinstance(module, nn.MultiheadAttention):
         return module.q_proj_weight if module.in_proj_weight is None else module.in_proj_weight
-    return module.layer.weight if isinstance(module, Plain) else module.weight
+    return module.weight
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:

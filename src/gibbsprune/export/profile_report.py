@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.export.profile import Profile
-from gibbsprune.text import shown, table
+from ..text import shown, table
+from .profile import Profile
 
 SHOWN = 16  # layers in the picture
-COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2"}
+COLOURS = {"dense": "#8A8A8A", "pruned": "#E69F00", "compact": "#0072B2", "C": "#009E73"}
 
 
 def totals_table(found: Mapping[str, Profile]) -> str:
-    """One row per form, beside it the ratio of its latency to the first one's."""
+    """One row per form, beside it the ratio of its latency to the first one's; below, what is missing and why."""
+    missing = [f"\n{name}: {form.missing}" for name, form in found.items() if form.missing]
+    found = _there(found)
     first = next(iter(found.values()))
     header = ["", "parameters", "non-zero", "file (kB)", "multiply-adds"]
     for batch in first.latency:
@@ -26,11 +28,16 @@ def totals_table(found: Mapping[str, Profile]) -> str:
             ratio = took.median / first.latency[batch].median
             row += [f"{took.median:.2f}", f"{took.low:.2f}–{took.high:.2f}", f"{ratio:.2f}"]
         rows.append(row)
-    return shown(header, rows)
+    return shown(header, rows) + "".join(missing)
+
+
+def _there(found: Mapping[str, Profile]) -> dict[str, Profile]:
+    return {name: form for name, form in found.items() if not form.missing}
 
 
 def layers_table(found: Mapping[str, Profile]) -> str:
     """One table per form, one row per layer: its weight's shape, non-zeros, multiply-adds and milliseconds."""
+    found = {name: form for name, form in found.items() if form.layers}
     first = next(iter(found.values()))
     header = ["shape", "non-zero", "Mmadd", *(f"ms, batch {batch}" for batch in first.latency)]
     tables = []
@@ -55,8 +62,9 @@ def _within(form: Profile, batch: int) -> float:
 
 def draw_profile(path: Path, found: Mapping[str, Profile], title: str) -> None:
     """A picture: each total as a share of the first form's, and the milliseconds of the slowest layers."""
-    from gibbsprune.training.pictures import figure_of, save, tidy
+    from ..training.pictures import figure_of, save, tidy
 
+    found = _there(found)
     first = next(iter(found.values()))
     batch = max(first.latency)
     slowest = sorted(first.layers, key=lambda name: first.layers[name].latency[batch].median)[-SHOWN:]
@@ -81,6 +89,8 @@ def draw_profile(path: Path, found: Mapping[str, Profile], title: str) -> None:
             times = f"  ({1 / share:.1f} times less)" if share < 0.95 else ""
             left.text(share + 0.01, place, f"{count(form):{how}}{times}", va="center", fontsize=8)
         took = [form.layers[layer].latency[batch].median if layer in form.layers else 0.0 for layer in layers]
+        if not form.layers:  # C has none
+            continue
         right.barh([i + (k - (len(found) - 1) / 2) * wide for i in range(len(layers))], took, 0.9 * wide, color=colour)
     most = max(count(f) / max(count(first), 1e-12) for count, _ in kinds.values() for f in found.values())
     left.set_yticks(range(len(kinds)), list(kinds), fontsize=9)

@@ -8,19 +8,17 @@ backward pass, is overwritten only where there are no gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from gibbsprune.export.aten import op_name
-from gibbsprune.export.executors import Plain
 from gibbsprune.export.parts import AddBorders, Overwriting, SumInto, add_into
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-READERS = (nn.Linear, *CONVOLUTIONS, *NORMS, Plain)
+READERS = (nn.Linear, *CONVOLUTIONS, *NORMS)
 FRESH = (*READERS, AddBorders)
 
 
@@ -29,7 +27,7 @@ def is_sum(node: Any) -> bool:
     return isinstance(node, fx.Node) and op_name(node) == "add" and len(node.args) == 2 and not node.kwargs
 
 
-def reuse_memory(module: fx.GraphModule, trainable: bool = True) -> None:
+def reuse_memory(module: fx.GraphModule) -> None:
     """Make ReLUs and sums of the graph work in place where that changes nothing else, gradients included."""
     for node in module.graph.nodes:
         if is_relu(node) and _fresh(module, node.args[0]):
@@ -41,10 +39,8 @@ def reuse_memory(module: fx.GraphModule, trainable: bool = True) -> None:
                     node.target, node.args = add_into, (own, other)
                     break
         elif isinstance(layer := _layer(module, node), Overwriting):
-            layer.reuse = last_reader(module, (node,), node.args[0])
-            layer.kept = trainable and len(node.args[0].users) > 1
-        elif isinstance(layer, Plain) and len(node.args) == 2:
-            layer.own = last_reader(module, (node,), node.args[1])
+            layer.reuse = _last_reader(module, node, node.args[0])
+            layer.kept = len(node.args[0].users) > 1
     module.recompile()
     module.delete_all_unused_submodules()
 
@@ -66,16 +62,16 @@ def _fresh(module: fx.GraphModule, node: Any) -> bool:
     return isinstance(_layer(module, node), (*FRESH, SumInto))
 
 
-def last_reader(module: fx.GraphModule, nodes: Sequence[fx.Node], own: Any) -> bool:
-    """Whether ``own``, which one of ``nodes`` adds to, is the network's memory, read before by layers and not later."""
-    if not isinstance(own, fx.Node) or sum(list(node.args).count(own) for node in nodes) > 1:
+def _last_reader(module: fx.GraphModule, node: fx.Node, own: Any) -> bool:
+    """Whether ``own``, which ``node`` adds to, is the network's memory, read before by layers and not later."""
+    if not isinstance(own, fx.Node) or list(node.args).count(own) > 1:
         return False
     if own.op == "call_function" and not (own.target in (F.relu, add_into) or is_relu(own) or is_sum(own)):
         return False
     if own.op != "call_function" and not isinstance(_layer(module, own), (*FRESH, SumInto)):
         return False
-    others = [user for user in own.users if user not in nodes]
-    return all(user < nodes[-1] and isinstance(_layer(module, user), READERS) for user in others)
+    others = [user for user in own.users if user is not node]
+    return all(user < node and isinstance(_layer(module, user), READERS) for user in others)
 
 
 def _shape(node: Any) -> Any:

@@ -53,7 +53,7 @@ class GibbsPruning(Callback):
 
     def __init__(
         self,
-        sparsity: Any = 0.9,
+        sparsity: Any = None,
         *,
         draw: str | None = "converged",
         steps_per_epoch: int | None = None,

@@ -49,7 +49,7 @@ class GibbsPruningCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        sparsity: Any = 0.9,
+        sparsity: Any = None,
         *,
         draw: str | None = "converged",
         steps_per_epoch: int | None = None,

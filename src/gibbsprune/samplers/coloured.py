@@ -5,15 +5,26 @@ at once: P(x_i = +1) = σ(−2(h_i + J Σ_j A_ij x_j)). One sweep resamples ever
 law without pairs, P(x_i = +1) = σ(−2 h_i); a warm one from the mask before. After finitely many sweeps its law is only
 near the stationary one: docs/how_to/diagnostics.md shows how to see whether it is near enough.
 
-All shapes are fixed and nothing waits for the host, so that a sweep can be captured in a CUDA graph.
+With k_i = 1 where an element is kept and x = 2k − 1, u < P(x_i = +1) is the same as
+
+    2J Σ_j A_ij k_j < J Σ_j A_ij − h_i − logit(u)/2,
+
+whose right side is worked out for a whole sweep at once. All shapes are fixed and nothing waits for the host, so that a
+sweep can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graphs import Graph
 from .rows import Rows
+
+DENSE = 12  # colours from which on a matrix of all elements is quicker than tables of neighbours
 
 
 def draw(rows: Rows) -> Tensor:
@@ -21,14 +32,37 @@ def draw(rows: Rows) -> Tensor:
     assert rows.pairs is not None
     graph, source = rows.pairs.graph, rows.source
     # A row of the law is a column here, so that an element and its neighbours are read along memory.
-    field, strengths, coupling = (t.T.to(rows.field.dtype) for t in (rows.field, rows.pairs.strengths, rows.coupling))
-    strengths = F.pad(strengths, (0, 0, 0, 1))  # a last one of 0, for neighbours that are not there
-    colours = [(c.nodes, c.others, strengths[c.edges], field[c.nodes]) for c in graph.colours(field.device)]
-    kept = (-2 * field).sigmoid() > source.uniform(graph.size).T if rows.start is None else rows.start.T
-    spins = F.pad(2.0 * kept.to(field.dtype) - 1.0, (0, 0, 0, 1))
+    field, strengths, coupling = (t.to(rows.field.dtype) for t in (rows.field, rows.pairs.strengths, rows.coupling))
+    level = (graph.total(strengths) * coupling - field).T.contiguous()
+    begin = rows.start if rows.start is not None else source.uniform(graph.size) < (-2 * field).sigmoid()
+    kept = F.pad(begin.T, (0, 0, 0, 1))  # a last one that is not kept, for neighbours that are not there
+    dense = len(graph.colours(field.device)) > DENSE
+    sweep = (_by_elements if dense else _by_colours)(graph, strengths.T, 2 * coupling.T)
     for _ in range(rows.sweeps):
-        uniform = source.uniform(graph.size).T
-        for nodes, others, pull, own in colours:
-            local = (pull * spins[others]).sum(1).mul_(coupling).add_(own)
-            spins[nodes] = 2.0 * (uniform[nodes] < local.mul_(-2).sigmoid_()).to(spins.dtype) - 1.0
-    return (spins[:-1] > 0).T
+        sweep(kept, level - source.uniform(graph.size).T.logit() / 2)
+    return kept[:-1].T
+
+
+def _by_colours(graph: Graph, strengths: Tensor, coupling: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """A sweep over the tables of neighbours, colour by colour."""
+    padded = F.pad(strengths, (0, 0, 0, 1))
+    colours = [(nodes, others, padded[edges]) for nodes, others, edges in graph.colours(strengths.device)]
+
+    def sweep(kept: Tensor, limit: Tensor) -> None:
+        for nodes, others, near in colours:
+            kept[nodes] = (near * kept[others]).sum(1).mul_(coupling) < limit[nodes]
+
+    return sweep
+
+
+def _by_elements(graph: Graph, strengths: Tensor, coupling: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """A sweep over the whole matrix of strengths, element by element, where nearly all interact."""
+    one, two = graph.ends(strengths.device)
+    matrix = strengths.new_zeros(graph.size, graph.size, coupling.shape[1])
+    matrix[one, two] = matrix[two, one] = strengths * coupling
+
+    def sweep(kept: Tensor, limit: Tensor) -> None:
+        for node in range(graph.size):
+            torch.lt((matrix[node] * kept[:-1]).sum(0), limit[node], out=kept[node])
+
+    return sweep

@@ -59,21 +59,36 @@ def patterns(size: int, keep: int, device: torch.device) -> Tensor:
     return torch.tensor([[i in kept for i in range(size)] for kept in sets], device=device)
 
 
+@cache
+def members(size: int, keep: int, device: torch.device) -> Tensor:
+    """What each of them keeps, by number."""
+    return torch.tensor(list(itertools.combinations(range(size), keep)), device=device)
+
+
 def by_pattern(field: Tensor, uniform: Tensor, keep: int) -> Tensor:
     """Which pattern each row (rows, n) takes: the first whose cumulated probability exceeds the uniform number."""
-    size = field.shape[1]
     odds = (-2 * field.T).contiguous()
-    sets = list(itertools.combinations(range(size), keep))
-    logs = odds.new_empty(len(sets), len(uniform))
+    cpu = field.device.type == "cpu"  # which likes many passes over a cache, as a GPU likes few kernels
+    logs = _sums(odds, keep) if cpu else odds[members(len(odds), keep, odds.device)].sum(1)
+    logs -= logs.amax(0)
+    logs.clamp_(min=RARE).exp_()
+    if cpu:
+        for before, total in itertools.pairwise(logs):
+            total += before
+    else:
+        logs = logs.cumsum(0)
+    return (logs[:-1] <= uniform * logs[-1]).sum(0)
+
+
+def _sums(odds: Tensor, keep: int) -> Tensor:
+    """The sums over all patterns of (n, rows), one after the other."""
+    sets = list(itertools.combinations(range(len(odds)), keep))
+    logs = odds.new_empty(len(sets), odds.shape[1])
     for total, (first, *others) in zip(logs, sets):
         total.copy_(odds[first])
         for i in others:
             total += odds[i]
-    logs -= logs.amax(0)
-    logs.clamp_(min=RARE).exp_()
-    for before, total in itertools.pairwise(logs):
-        total += before
-    return (logs[:-1] <= uniform * logs[-1]).sum(0)
+    return logs
 
 
 def by_recursion(field: Tensor, uniform: Tensor, least: int, most: int) -> Tensor:

@@ -27,7 +27,8 @@ def log_weights_of_pairs(rows: Rows, part: slice, spins: Tensor) -> Tensor:
     """−βH of every state where pairs say which elements interact: −J Σ A_ij x_i x_j − Σ h_i x_i."""
     assert rows.pairs is not None
     one, two = rows.pairs.graph.ends(spins.device)
-    pairs = rows.pairs.of(part).double() @ (spins[:, one] * spins[:, two]).T
+    alike = rows.pairs.graph.constant("alike", spins.device, lambda: (spins[:, one] * spins[:, two]).T.contiguous())
+    pairs = rows.pairs.of(part).double() @ alike
     return -rows.coupling[part].double() * pairs - rows.field[part].double() @ spins.T
 
 

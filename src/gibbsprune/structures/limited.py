@@ -20,8 +20,8 @@ class NM(Tiled):
 
     The last inputs, if M does not divide them, are a smaller group, which keeps N or all that it has.
 
-    >>> as_structure("2:4")
-    NM(n=2, m=4)
+    >>> NM(2, 4).spelling, NM(1, 4).sparsity
+    ('2:4', 0.75)
     """
 
     n: int
@@ -70,8 +70,8 @@ class NM(Tiled):
 class AtMost(Kernel):
     """Single weights, of which a kernel keeps at most ``k`` and the layer as many as its sparsity says.
 
-    >>> as_structure("at-most-3")
-    AtMost(k=3)
+    >>> AtMost(3).spelling
+    'at-most-3'
     """
 
     k: int

@@ -84,6 +84,11 @@ class Structure(ABC):
         first = len(lead)
         return rows.reshape(*lead, *flipped).transpose(first + 1, first + 2).reshape(*lead, *shape)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether rows are the weight's own memory, which nothing has to be moved for."""
+        return not self.transposed
+
     def _inputs(self, shape: Sequence[int]) -> int:
         """Input channels that one neighbourhood spans."""
         return 1

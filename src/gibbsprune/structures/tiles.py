@@ -28,6 +28,10 @@ class Tiled(Structure):
         (tall, wide), (outputs, inputs, kernel) = self.tile(), self._cube(shape)
         return math.ceil(outputs / tall) * math.ceil(inputs / wide) * kernel
 
+    @property
+    def in_order(self) -> bool:
+        return False
+
     def _cube(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Outputs, inputs of each, positions of a kernel; a vector is what one output reads."""
         if len(shape) == 1:
@@ -56,8 +60,8 @@ class Tiled(Structure):
 class Block(Tiled):
     """Tiles of ``height`` outputs × ``width`` inputs, at each position of a convolution's kernel.
 
-    >>> as_structure("4x4")
-    Block(height=4, width=4)
+    >>> Block(4, 1).spelling
+    '4x1'
     """
 
     height: int

@@ -25,6 +25,10 @@ class Weight(Structure):
     def split(self, shape: Sequence[int]) -> int:
         return 1
 
+    @property
+    def in_order(self) -> bool:
+        return True
+
     def rows(self, weight: Tensor) -> Tensor:
         return weight.reshape(-1, 1)  # in the tensor's own order, however the layer lays it out
 
@@ -66,6 +70,10 @@ class Column(Structure):
     def size(self, shape: Sequence[int]) -> int:
         inputs = shape[0] if self.transposed else self.groups * (shape[1] if len(shape) > 1 else shape[0])
         return math.prod(shape) // inputs
+
+    @property
+    def in_order(self) -> bool:
+        return self.transposed
 
     def rows(self, weight: Tensor) -> Tensor:
         if self.transposed or weight.dim() == 1:

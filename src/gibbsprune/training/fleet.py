@@ -20,7 +20,6 @@ from ..checks import check_whole
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..text import first_line
-from ..threshold import kept_count
 from .engine import Engine, cloned
 from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
@@ -195,8 +194,9 @@ class Fleet:
         for spec, (engine, i) in zip(self.specs, self.home.values()):
             for name, site in engine.network.names[i].items():
                 kind = engine.network.layers[name].kind.removeprefix("Fused")
-                kept = kept_count(site.sparsity, site.count)
-                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": site.count * site.size,
+                weights = math.prod(site.shape)
+                kept = round((1 - site.removed) * weights)
+                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": weights,
                              "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip
         return rows
 

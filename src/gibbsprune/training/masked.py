@@ -150,8 +150,9 @@ class MaskedNetwork:
             torch._foreach_copy_(self.mask_views(), list(masks))
 
     def buffers(self) -> dict[str, Tensor]:
-        """Batch-norm statistics; masks are drawn anew at every step, or held."""
+        """Batch-norm statistics and scores; masks are drawn anew at every step, or held."""
         masks = {id(buffer) for part in self.model.modules() if isinstance(part, Masked) for buffer in part.buffers()}
+        masks -= {id(score) for score in self.scores.values()}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
     def run_state(self, k: int) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ def join(device: str, seconds: float | None = None) -> Iterator[Ranks]:
     seconds = seconds or WAIT
     patience = datetime.timedelta(seconds=seconds)
     with _reaching(rank, size):
-        store = next(iter(dist.rendezvous("env://", timeout=patience)))[0]
+        store = next(iter(dist.rendezvous("env://")))[0]  # processes may start at different times
     try:
         where = rank_device(device)
         if where.type == "cuda":

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .memory import Memory
 from .network import (
+    MOST_LOOPS,
     Act,
     Affine,
     Along,
-    Concat,
+    Constant,
     Join,
     Layer,
     Move,
@@ -27,19 +29,24 @@ from .network import (
     Phases,
     Pointwise,
     Pool,
+    Product,
     Value,
 )
+from .pack import worth_sharing
 
 
 class Calls:
-    """The lines of a network's forward pass, its tables, and its layers' kernels, one for all layers of a shape."""
+    """The lines of a network's forward pass, its tables, and its layers' kernels, one for all layers of a shape.
+
+    With each line comes whether several threads should share it.
+    """
 
     def __init__(self, network: Network, memory: Memory, together: dict[Layer, bool]) -> None:
         self.memory, self.together = memory, together
         self.number = {layer: i for i, layer in enumerate(together)}
         self.tables: list[str] = []
         self.kernels: dict[str, str] = {}
-        self.lines = [line for op in network.ops for line in WRITERS[type(op)](self, op)]
+        self.lines = [(line, worth_sharing(op)) for op in network.ops for line in WRITERS[type(op)](self, op)]
 
     def at(self, value: Value) -> str:
         """Where a value lies."""
@@ -67,19 +74,14 @@ class Calls:
 
     def layer(self, op: Layer) -> Iterator[str]:
         x, y = op.inputs[0], op.output
-        (c, h, w), nx, ny = y.planes, self.memory.of(x).number, self.memory.of(y).number
-        if op.dense and len(x.shape) > 1:
-            shape = f"{c}, 1, L, D{nx}(L), D{ny}(L), 1"
-        elif op.dense:
-            shape = f"1, 1, L, 1, 1, D{ny}(L)"
-        else:
-            shape = f"{h}, {w}, L, S{nx}(L), S{ny}(L), D{ny}(L)"
+        (_, h, w), nx, ny = y.planes, self.memory.of(x).number, self.memory.of(y).number
+        shape = f"{h}, {w}, L, S{nx}(L), S{ny}(L), D{ny}(L)"
         other = self.at(op.inputs[1]) if len(op.inputs) > 1 else "0"
         together = "GP_K" if self.together[op] else "1"
-        body = f"gp_layer({together}, x, y, {'z' if other != '0' else '0'}, w, f, n, {shape}, {act(op.act)});"
+        body = f"gp_layer({together}, x, y, {'z' if other != '0' else '0'}, w, n, part, parts, {shape}, {act(op.act)});"
         kernel = list(self.kernels).index(body) if body in self.kernels else len(self.kernels)
         self.kernels[body] = f"GP_KERNEL({kernel}, {body})"
-        yield f"GP_CALL({kernel}, {self.number[op]}, {together}, {self.ends(op)}, {other}, {len(op.weight)})"
+        yield f"GP_CALL({kernel}, {self.number[op]}, {self.ends(op)}, {other}, {len(op.weight)})"
 
     def pointwise(self, op: Pointwise) -> Iterator[str]:
         c, h, w = op.output.planes
@@ -98,12 +100,18 @@ class Calls:
         places = f"{self.at(x)}, {self.at(z)}, {self.at(op.output)}"
         yield f"gp_join({places}, {c}, {h}, {w}, L, {self.strides(op.output)}, {steps}, '{op.kind}');"
 
-    def concat(self, op: Concat) -> Iterator[str]:
-        (_, h, w), channels, n = op.output.planes, 0, self.memory.of(op.output).number
-        for part in op.inputs:
-            size = f"({part.planes[0] - 1} * D{n}(L) + {h - 1} * S{n}(L) + {w}) * L * 4"
-            yield f"memcpy({self.at(op.output)} + {channels} * D{n}(L) * L, {self.at(part)}, (size_t){size});"
-            channels += part.planes[0]
+    def product(self, op: Product) -> Iterator[str]:
+        x, z, y = (*op.inputs, op.output)
+        (c, h, w), inner = y.planes, x.shape[-1]
+        places = f"{self.at(x)}, {self.at(z)}, {self.at(y)}"
+        strides = [self.strides(value) for value in (x, z, y)]
+        if len(y.shape) == 2:  # the rows of a matrix are channels
+            c, h, strides = 1, c, [f"{self.plane(value)}, 0" for value in (x, z, y)]
+        yield f"gp_product({places}, {c}, {h}, {inner}, {w}, L, {', '.join(strides)});"
+
+    def constant(self, op: Constant) -> Iterator[str]:
+        place = f"{self.at(op.output)}, {', '.join(map(str, op.output.planes))}, L, {self.strides(op.output)}"
+        yield f"gp_constant({self.table('float', op.numbers.float())}, {place});"
 
     def phases(self, op: Phases) -> Iterator[str]:
         x, y = op.inputs[0], op.output
@@ -136,12 +144,30 @@ class Calls:
             yield f"gp_norm({self.ends(op)}, {scale}, {shift}, {', '.join(axes)}, L, {number(op.eps)});"
 
     def move(self, op: Move) -> Iterator[str]:
-        x, y = op.inputs[0], op.output
-        if self.memory.place[x] != self.memory.place[y]:
-            pieces = runs(op)
+        y, free = op.output, not any(self.memory.of(value).bordered for value in (*op.inputs, op.output))
+        if op.view and self.memory.place[op.inputs[0]] == self.memory.place[y]:
+            return
+        if free and (loops := op.loops) is not None:
+            loops = [*loops, *[(1, 0)] * (MOST_LOOPS - len(loops))]
+            yield f"gp_turn({self.ends(op)}, {int(op.index[0])}, L, {', '.join(f'{n}, {step}' for n, step in loops)});"
+            return
+        start, whole = 0, by_channels(op)
+        for x in op.inputs:
+            index = torch.where((op.index >= start) & (op.index < start + x.size), op.index - start, -2)
+            if x is op.inputs[0]:
+                index = torch.where(op.index < 0, -1, index)
+            start += x.size
             (_, xh, xw), (_, h, w) = x.planes, y.planes
-            sides = f"{xh}, {xw}, {self.strides(x)}, {h}, {w}, {self.strides(y)}"
-            yield f"gp_move({self.ends(op)}, {self.table('int32_t', pieces)}, {len(pieces)}, L, {sides});"
+            if whole:
+                firsts = index[:: h * w]
+                pieces = runs(torch.where(firsts < 0, firsts, firsts // (h * w)), len(index), len(index))
+                sides = f"{h}, {w}, {self.strides(y)}"
+            else:
+                pieces = runs(index, xw, w)
+                sides = f"{xh}, {xw}, {self.strides(x)}, {h}, {w}, {self.strides(y)}"
+            kind = "gp_planes" if whole else "gp_move"
+            table = self.table("int32_t", pieces)
+            yield f"{kind}({self.at(x)}, {self.at(y)}, {table}, {len(pieces)}, L, {sides});"
 
 
 WRITERS: dict[type[Op], Callable[[Calls, Any], Iterator[str]]] = {
@@ -149,7 +175,8 @@ WRITERS: dict[type[Op], Callable[[Calls, Any], Iterator[str]]] = {
     Pointwise: Calls.pointwise,
     Affine: Calls.affine,
     Join: Calls.join,
-    Concat: Calls.concat,
+    Product: Calls.product,
+    Constant: Calls.constant,
     Phases: Calls.phases,
     Pool: Calls.pool,
     Along: Calls.along,
@@ -171,20 +198,36 @@ def number(x: float) -> str:
     return text + ("f" if "." in text or "e" in text else ".0f")
 
 
-def runs(op: Move) -> list[tuple[int, int, int, int]]:
-    """To, from, number and distance of every piece that lies within a row on both sides; from -1 come zeros."""
-    index = op.index.tolist()
-    from_row, to_row = op.inputs[0].planes[2], op.output.planes[2]
-    found, i = [], 0
-    while i < len(index):
-        end, start, n, step = min(len(index), (i // to_row + 1) * to_row), index[i], 1, 1
-        row = start // from_row
-        if start >= 0 and i + 1 < end and index[i + 1] // from_row == row:
-            step = index[i + 1] - start
-        while i + n < end and (
-            index[i + n] == start + n * step and index[i + n] // from_row == row if start >= 0 else index[i + n] < 0
-        ):
-            n += 1
-        found.append((i, start, n, step))
-        i += n
-    return found
+def by_channels(op: Move) -> bool:
+    """Whether a move takes whole channels of planes of one size, or zeros."""
+    _, h, w = op.output.planes
+    rows = op.index.view(-1, h * w)
+    first = rows[:, :1]
+    along = torch.where(first < 0, first, first + torch.arange(h * w))
+    return (
+        all(x.planes[1:] == (h, w) for x in op.inputs)
+        and bool((rows == along).all())
+        and bool(((first < 0) | (first % (h * w) == 0)).all())
+    )
+
+
+def runs(index: Tensor, from_row: int, to_row: int) -> list[tuple[int, int, int, int]]:
+    """To, from, number and distance of every piece that lies within a row on both sides.
+
+    From -1 come zeros; what comes from -2 is left out.
+    """
+    at, place = torch.arange(len(index)), index.clone()
+    steps = torch.cat([torch.zeros(1, dtype=torch.long), place.diff()])
+    row = torch.where(place < 0, place, place // from_row)
+    hard = (at % to_row == 0) | torch.cat([torch.ones(1, dtype=torch.bool), row.diff() != 0])
+    changed = torch.cat([torch.ones(1, dtype=torch.bool), steps.diff() != 0]) & ~hard
+    begins, before = hard.clone(), -1
+    for i in (hard | changed).nonzero().flatten().tolist():
+        begins[i] = bool(hard[i]) or before < i - 1  # the second of a piece may be at any distance of the first
+        before = i if begins[i] else before
+    first = begins.nonzero().flatten()
+    count = torch.cat([first, torch.tensor([len(index)])]).diff()
+    after = steps[(first + 1).clamp(max=len(index) - 1)]
+    step = torch.where((count > 1) & (place[first] >= 0), after, 1)
+    pieces = torch.stack([first, place[first], count, step], 1)
+    return [tuple(piece) for piece in pieces[pieces[:, 1] >= -1].tolist()]

@@ -1,11 +1,14 @@
 """Fewer passes over memory: what follows a layer becomes a part of it, and strided layers read planes of one phase.
 
-Scales and shifts behind a layer go into its weights (in float64, rounded once), a sum with another value starts its
-accumulators, an activation ends them. A layer of stride s reads x[s·y + k]: with k = s·a + r that is plane r of
-the input, whose rows are every s-th row from r on, at y + a. So behind :class:`Phases` every layer has stride 1.
+Moves that follow each other become one. Scales and shifts behind a layer go into its weights (in float64, rounded
+once), a sum with another value starts its accumulators, an activation ends them. A layer of stride s reads
+x[s·y + k]: with k = s·a + r that is plane r of the input, whose rows are every s-th row from r on, at y + a. So behind
+:class:`Phases` every layer has stride 1.
 """
 
 from __future__ import annotations
+
+import torch
 
 from .network import (
     NONE,
@@ -24,6 +27,10 @@ from .network import (
 def fused(network: Network) -> Network:
     """The same network in fewer operations."""
     _without_dead(network)
+    for kind in (_activation_first, _once, _one_move):
+        for op in list(network.ops):
+            kind(network, op)
+    _without_dead(network)
     for kind in (_affine, _sum, _activation):
         for op in list(network.ops):
             kind(network, op)
@@ -41,6 +48,58 @@ def _without_dead(network: Network) -> None:
     for op in reversed(list(network.ops)):
         if not network.readers(op.output):
             network.ops.remove(op)
+
+
+def _activation_first(network: Network, op: Op) -> None:
+    """Activations before the moves between them and their layer, so that they can become a part of it."""
+    while isinstance(op, Pointwise):
+        move = _maker(network, op.inputs[0])
+        if not isinstance(move, Move) or network.readers(move.output) > 1 or not _everything(move):
+            return
+        place = network.ops.index(move)
+        network.ops.remove(op)
+        network.ops.insert(place, op)
+        between = Value(move.inputs[0].shape)
+        op.inputs, move.inputs, move.output, op.output = move.inputs, [between], op.output, between
+
+
+def _everything(move: Move) -> bool:
+    """Whether a move keeps every number of one input, once."""
+    index = move.index
+    return len(move.inputs) == 1 and len(index) == move.inputs[0].size == len(index[index >= 0].unique())
+
+
+def _once(network: Network, op: Op) -> None:
+    """What two moves of the same kind make of the same values is made once."""
+    if not isinstance(op, Move):
+        return
+    for before in network.ops[: network.ops.index(op)]:
+        if not isinstance(before, Move) or before.inputs != op.inputs or op.output in network.outputs:
+            continue
+        if before.output.shape == op.output.shape and torch.equal(before.index, op.index):
+            _forward(network, op, before.output)
+            return
+
+
+def _one_move(network: Network, op: Op) -> None:
+    """Moves of moves in one go, and none where all stays in its place."""
+    if not isinstance(op, Move) or len(op.inputs) > 1:
+        return
+    before = _maker(network, op.inputs[0])
+    if isinstance(before, Move):
+        index = torch.where(op.index < 0, -1, before.index[op.index.clamp(min=0)])
+        whole = Move(before.inputs, op.output, index)
+        if network.readers(before.output) == 1 or whole.loops is not None:
+            op.inputs, op.index = list(before.inputs), index
+    if op.view and op.inputs[0].shape == op.output.shape and op.output not in network.outputs:
+        _forward(network, op, op.inputs[0])
+
+
+def _forward(network: Network, op: Op, value: Value) -> None:
+    """Leave an operation out; its readers read another value."""
+    network.ops.remove(op)
+    for reader in network.ops:
+        reader.inputs = [value if x is op.output else x for x in reader.inputs]
 
 
 def _layer_before(network: Network, value: Value) -> Layer | None:
@@ -65,7 +124,7 @@ def _affine(network: Network, op: Op) -> None:
     alone = network.readers(op.inputs[0]) == 1
     if isinstance(before, Affine) and alone and not before.slope:
         before.scale, before.shift = before.scale * op.scale, before.shift * op.scale + op.shift
-    elif isinstance(before, Layer) and alone and (not before.dense or len(op.output.shape) == 1):
+    elif isinstance(before, Layer) and alone:
         before.weight = before.weight * op.scale[:, None, None, None]
         before.bias = before.bias * op.scale + op.shift
     else:
@@ -98,8 +157,6 @@ def _activation(network: Network, op: Op) -> None:
 
 def _without_unreachable(layer: Layer) -> None:
     """Zero the weights that only ever meet padding, and cut kernels of one pixel to it."""
-    if layer.dense:
-        return
     weight = layer.weight.clone()
     for axis in (0, 1):
         size, count = layer.inputs[0].planes[1 + axis], layer.output.planes[1 + axis]

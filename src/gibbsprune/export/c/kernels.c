@@ -127,26 +127,49 @@ GP_INLINE void gp_tile(const int K, const float *x, float *y, const float *other
   }
 }
 
-/* Whole planes by tiles; `rows` rows of n floats. With K = 1 a tile has up to GP_TILE vectors, else GP_WIDE. */
-GP_INLINE void gp_tiles(const int K, const float *x, float *y, const float *other, gp_taps w, int first, int last,
-                        const int rows, const int n, const long xs, const long ys, const long plane,
-                        const int act, const float p, const float q) {
+/* The first of n pieces of a thread's part. */
+#define GP_PART(n, part, parts) ((int)((int64_t)(n) * (part) / (parts)))
+
+/* The first block of filters of a thread's part, such that all parts have about the same number of weights. */
+GP_INLINE int gp_first(const int32_t *begin, int blocks, int part, int parts) {
+  int b = part == parts ? blocks : 0;
+  while (b < blocks && begin[b] < (int64_t)begin[blocks] * part / parts) b++;
+  return b;
+}
+
+/* Whole planes by tiles; `rows` rows of n floats. With K = 1 a tile has up to GP_TILE vectors, else GP_WIDE. Threads
+   share the tiles where these come out even, so that most of what a thread reads it wrote itself, else the filters.
+   Of every `period` floats those behind the first `used` ones lie between rows, and become zeros again. */
+GP_INLINE void gp_tiles(const int K, const float *x, float *y, const float *other, gp_taps w, int filters, int part, int parts,
+                        const int rows, const int n, const int period, const int used, const long xs, const long ys,
+                        const long plane, const int act, const float p, const float q) {
   const int most = K == 1 ? GP_TILE : GP_WIDE, vectors = GP_UP(n, GP_V), tail = n % GP_V;
   const int across = GP_UP(vectors, most), Q = GP_UP(vectors, across), end = (across - 1) * Q, rest = vectors - end;
   const int high = GP_LESS(most / Q, rows), down = GP_UP(rows, high), R = GP_UP(rows, down), left = rows % R;
-  int i = 0;
+  const int tiles = across * down, even = tiles % parts == 0 || tiles >= 4 * parts;
+  const int from = even ? GP_PART(tiles, part, parts) : 0, to = even ? GP_PART(tiles, part + 1, parts) : tiles;
+  const int first = even ? 0 : gp_first(w.begin, GP_UP(filters, K), part, parts) * K;
+  const int last = even ? filters : GP_LESS(filters, gp_first(w.begin, GP_UP(filters, K), part + 1, parts) * K);
+  int i = 0, t = 0;
 #define GP_BAND(R)                                                                                              \
   {                                                                                                             \
     const long u = i * xs, v = i * ys;                                                                          \
-    for (int c = 0; c < end; c += Q)                                                                            \
-      gp_tile(K, x + u + c * GP_V, y + v + c * GP_V, other ? other + v + c * GP_V : 0, w, first, last, R, Q, 0, xs, ys, \
-              plane, act, p, q);                                                                                \
-    gp_tile(K, x + u + end * GP_V, y + v + end * GP_V, other ? other + v + end * GP_V : 0, w, first, last, R, rest, tail, \
-            xs, ys, plane, act, p, q);                                                                          \
+    for (int c = 0; c < end; c += Q, t++)                                                                       \
+      if (t >= from && t < to)                                                                                  \
+        gp_tile(K, x + u + c * GP_V, y + v + c * GP_V, other ? other + v + c * GP_V : 0, w, first, last, R, Q, 0, xs, ys, \
+                plane, act, p, q);                                                                              \
+    if (t >= from && t < to)                                                                                    \
+      gp_tile(K, x + u + end * GP_V, y + v + end * GP_V, other ? other + v + end * GP_V : 0, w, first, last, R, rest, \
+              tail, xs, ys, plane, act, p, q);                                                                  \
+    t++;                                                                                                        \
   }
   for (; i + R <= rows; i += R) GP_BAND(R)
   if (left) GP_BAND(left)
 #undef GP_BAND
+  for (int o = first; o < last && used < period; o++)
+    for (int c = from * Q * GP_V / period * period + used; c < n && c < to * Q * GP_V; c += period)
+      for (int k = c < from * Q * GP_V ? from * Q * GP_V : c; k < c + period - used && k < n && k < to * Q * GP_V; k++)
+        y[o * plane + k] = 0;
 }
 
 GP_INLINE float gp_one(float x, const int act, const float p, const float q) { return gp_act(gp_all(x), act, p, q)[0]; }
@@ -187,35 +210,29 @@ GP_INLINE void gp_pixel(const int K, const float *x, float *y, const float *othe
 
 /* A layer. Where the rows do not fill vectors and both sides have the same rows, all rows are one long one, and the
    zeros between them are written anew. */
-GP_INLINE void gp_layer(const int K, const float *x, float *y, const float *other, gp_taps w, int first, int last,
-                        const int rows, const int width, const int L, const long xstep, const long ystep, const long plane,
-                        const int act, const float p, const float q) {
+GP_INLINE void gp_layer(const int K, const float *x, float *y, const float *other, gp_taps w, int filters, int part,
+                        int parts, const int rows, const int width, const int L, const long xstep, const long ystep,
+                        const long plane, const int act, const float p, const float q) {
   if (width * L == 1) {
+    const int first = gp_first(w.begin, GP_UP(filters, K), part, parts) * K;
+    const int last = GP_LESS(filters, gp_first(w.begin, GP_UP(filters, K), part + 1, parts) * K);
     for (int i = 0; i < rows; i++)
       gp_pixel(K, x + i * xstep, y + i * ystep, other ? other + i * ystep : 0, w, first, last, plane, act, p, q);
   } else if (width * L % GP_V && xstep == ystep && ystep >= width && ystep * rows <= plane + ystep) {
-    gp_tiles(K, x, y, other, w, first, last, 1, (int)((rows - 1) * ystep + width) * L, 0, 0, plane * L, act, p, q);
-    for (int o = first; o < last && ystep > width; o++)
-      for (int i = 0; i < rows - 1; i++)
-        for (int c = width * L; c < ystep * L; c++) y[(o * plane + i * ystep) * L + c] = 0;
+    const int n = (int)((rows - 1) * ystep + width) * L;
+    gp_tiles(K, x, y, other, w, filters, part, parts, 1, n, (int)ystep * L, width * L, 0, 0, plane * L, act, p, q);
   } else {
-    gp_tiles(K, x, y, other, w, first, last, rows, width * L, xstep * L, ystep * L, plane * L, act, p, q);
+    gp_tiles(K, x, y, other, w, filters, part, parts, rows, width * L, 1, 1, xstep * L, ystep * L, plane * L, act, p, q);
   }
 }
 
-/* The first block of filters of a thread's part, such that all parts have about the same number of weights. */
-GP_INLINE int gp_first(const int32_t *begin, int blocks, int part, int parts) {
-  int b = part == parts ? blocks : 0;
-  while (b < blocks && begin[b] < (int64_t)begin[blocks] * part / parts) b++;
-  return b;
-}
+/* From here on: shapes c, h, w; s and d are the distances of rows and of channels, in pixels. Threads share channels. */
+#define GP_MINE(i, n) for (int i = GP_PART(n, part, parts); i < GP_PART(n, part + 1, parts); i++)
+#define GP_EACH(c, h) GP_MINE(i, c) for (int j = 0; j < (h); j++)
 
-/* From here on: shapes c, h, w; s and d are the distances of rows and of channels, in pixels. */
-#define GP_EACH(c, h) for (int i = 0; i < (c); i++) for (int j = 0; j < (h); j++)
-
-GP_INLINE void gp_pointwise(const float *x, float *y, int c, int h, int w, const int L, long s, long d, const int act,
+GP_INLINE void gp_pointwise(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long s, long d, const int act,
                             const float p, const float q) {
-  if (s == w && d == s * h) w = c * h * w, c = h = 1;
+  if (parts == 1 && s == w && d == s * h) w = c * h * w, c = h = 1;
   GP_EACH(c, h) {
     const float *from = x + (i * d + j * s) * L;
     float *to = y + (i * d + j * s) * L;
@@ -226,7 +243,7 @@ GP_INLINE void gp_pointwise(const float *x, float *y, int c, int h, int w, const
 }
 
 /* y = scale x + shift for each channel; with slope: y = x where x > 0, else scale x. */
-GP_INLINE void gp_affine(const float *x, float *y, const float *scale, const float *shift, int c, int h, int w, const int L,
+GP_INLINE void gp_affine(int part, int parts, const float *x, float *y, const float *scale, const float *shift, int c, int h, int w, const int L,
                          long s, long d, const int slope) {
   GP_EACH(c, h) for (int k = 0; k < w * L; k++) {
     const long at = (i * d + j * s) * L + k;
@@ -235,7 +252,7 @@ GP_INLINE void gp_affine(const float *x, float *y, const float *scale, const flo
 }
 
 /* Sum, difference or product; the second may have one row, one column or one channel for all. */
-GP_INLINE void gp_join(const float *x, const float *z, float *y, int c, int h, int w, const int L, long xs, long xd, long zc,
+GP_INLINE void gp_join(int part, int parts, const float *x, const float *z, float *y, int c, int h, int w, const int L, long xs, long xd, long zc,
                        long zr, long zp, const char kind) {
   GP_EACH(c, h) for (int k = 0; k < w; k++) for (int l = 0; l < L; l++) {
     const float a = x[(i * xd + j * xs + k) * L + l], b = z[(i * zc + j * zr + k * zp) * L + l];
@@ -246,9 +263,10 @@ GP_INLINE void gp_join(const float *x, const float *z, float *y, int c, int h, i
 /* Pieces of rows from one place to another, counted as if there were no zeros between: to, from (-1: zeros), number,
    distance in the source. */
 GP_INLINE long gp_place(long i, int h, int w, long s, long d) { return i / w / h * d + i / w % h * s + i % w; }
-GP_INLINE void gp_move(const float *x, float *y, const int32_t *runs, int count, const int L, int xh, int xw, long xs, long xd,
+GP_INLINE void gp_move(int part, int parts, const float *x, float *y, const int32_t *runs, int count, const int L, int xh, int xw, long xs, long xd,
                        int yh, int yw, long ys, long yd) {
-  for (int i = 0; i < count; i++, runs += 4) {
+  runs += 4 * GP_PART(count, part, parts);
+  GP_MINE(i, count) {
     float *to = y + gp_place(runs[0], yh, yw, ys, yd) * L;
     const float *from = runs[1] < 0 ? 0 : x + gp_place(runs[1], xh, xw, xs, xd) * L;
     if (!from) memset(to, 0, (size_t)runs[2] * L * 4);
@@ -256,13 +274,91 @@ GP_INLINE void gp_move(const float *x, float *y, const int32_t *runs, int count,
     else
       for (long k = 0; k < runs[2]; k++)
         for (int l = 0; l < L; l++) to[k * L + l] = from[k * runs[3] * L + l];
+    runs += 4;
+  }
+}
+
+/* Whole channels, in the same way; with the zeros between them, which are zeros on both sides. */
+GP_INLINE void gp_planes(int part, int parts, const float *x, float *y, const int32_t *runs, int count, const int L, int h, int w, long s, long d) {
+  const size_t last = (size_t)((h - 1) * s + w) * L * 4, each = (size_t)d * L;
+  runs += 4 * GP_PART(count, part, parts);
+  GP_MINE(i, count) {
+    float *to = y + runs[0] * each;
+    if (runs[1] < 0) memset(to, 0, (size_t)(runs[2] - 1) * each * 4 + last);
+    else if (runs[3] == 1) memcpy(to, x + runs[1] * each, (size_t)(runs[2] - 1) * each * 4 + last);
+    else
+      for (long k = 0; k < runs[2]; k++) memcpy(to + k * each, x + (runs[1] + k * runs[3]) * (long)each, last);
+    runs += 4;
+  }
+}
+
+/* Axes turned round: n numbers at distance p in the source, m times at distance q, and so on. */
+GP_INLINE void gp_turn(int part, int parts, const float *x, float *y, long from, const int L, int n, long p, int m, long q, int k, long r, int j,
+                       long s, int i, long t) {
+  GP_MINE(u, i * j * k * m) {
+    const float *source = x + (from + u % m * q + u / m % k * r + u / m / k % j * s + u / m / k / j * t) * L;
+    float *to = y + (long)u * n * L;
+    if (p == 1) memcpy(to, source, (size_t)n * L * 4);
+    else
+      for (int o = 0; o < n; o++)
+        for (int l = 0; l < L; l++) to[o * L + l] = source[o * p * L + l];
+  }
+}
+
+/* Numbers that are the same for all images. */
+GP_INLINE void gp_constant(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long s, long d) {
+  GP_EACH(c, h) for (int k = 0; k < w; k++) for (int l = 0; l < L; l++)
+    y[(i * d + j * s + k) * L + l] = x[((long)i * h + j) * w + k];
+}
+
+/* M rows of a product of matrices: numbers of x times rows of z. Vectors run across columns, or across images. */
+GP_INLINE void gp_rows(const int M, const float *x, const float *z, float *y, int n, int w, const int L, long xs, long zs,
+                       long ys) {
+  enum { R = 4 };
+  const int step = L == 1 ? GP_V : 1;
+  int k = 0;
+#define GP_COLUMNS(R)                                                                                              \
+  for (; k + (R) * step <= w; k += (R) * step) {                                                                   \
+    gp_vec a[4 * 4] = {{0}};                                                                                       \
+    for (int m = 0; m < n; m++) {                                                                                  \
+      const float *next = z + (m * zs + k) * L;                                                                    \
+      GP_UNROLL for (int o = 0; o < M; o++) {                                                                      \
+        const float *number = x + (o * xs + m) * L;                                                                \
+        const gp_vec each = L == 1 ? gp_all(*number) : (gp_vec)*(const gp_any *)number;                            \
+        GP_UNROLL for (int r = 0; r < (R); r++) a[o * (R) + r] += each * *(const gp_any *)(next + r * GP_V);       \
+      }                                                                                                            \
+    }                                                                                                              \
+    GP_UNROLL for (int o = 0; o < M; o++) GP_UNROLL for (int r = 0; r < (R); r++)                                  \
+        *(gp_any *)(y + (o * ys + k) * L + r * GP_V) = a[o * (R) + r];                                             \
+  }
+  GP_COLUMNS(R)
+  GP_COLUMNS(1)
+#undef GP_COLUMNS
+  for (; k < w; k++)
+    for (int o = 0; o < M; o++)
+      for (int l = 0; l < L; l++) {
+        float a = 0;
+        for (int m = 0; m < n; m++) a += x[(o * xs + m) * L + l] * z[(m * zs + k) * L + l];
+        y[(o * ys + k) * L + l] = a;
+      }
+}
+
+/* y = x z for c pairs of matrices: x has h rows of n numbers, z has n rows of w. */
+GP_INLINE void gp_product(int part, int parts, const float *x, const float *z, float *y, int c, int h, int n, int w, const int L,
+                          long xs, long xd, long zs, long zd, long ys, long yd) {
+  GP_MINE(i, c) {
+    int j = 0;
+    for (; j + 4 <= h; j += 4)
+      gp_rows(4, x + (i * xd + j * xs) * L, z + i * zd * L, y + (i * yd + j * ys) * L, n, w, L, xs, zs, ys);
+    for (; j < h; j++)
+      gp_rows(1, x + (i * xd + j * xs) * L, z + i * zd * L, y + (i * yd + j * ys) * L, n, w, L, xs, zs, ys);
   }
 }
 
 /* Every `a`-th row and `b`-th column, from (v, u) on, as one of the planes that a strided layer reads. */
-GP_INLINE void gp_phase(const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long ys, long yd, int rows,
+GP_INLINE void gp_phase(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long ys, long yd, int rows,
                         int columns, const int a, const int b, int v, int u) {
-  for (int i = 0; i < c; i++)
+  GP_MINE(i, c)
     for (int j = 0; j < h; j++) {
       float *to = y + (i * yd + j * ys) * L;
       const float *from = x + (i * xd + ((long)j * a + v) * xs + u) * L;
@@ -274,7 +370,7 @@ GP_INLINE void gp_phase(const float *x, float *y, int c, int h, int w, const int
 }
 
 /* Windows: for every output row, and for every output column, first, end, step and what a mean divides by. */
-GP_INLINE void gp_pool(const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long ys, long yd,
+GP_INLINE void gp_pool(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long ys, long yd,
                        const int32_t *rows, const int32_t *columns, const int mean) {
   GP_EACH(c, h) for (int k = 0; k < w; k++) {
     const int32_t *r = rows + 4 * j, *q = columns + 4 * k;
@@ -293,8 +389,8 @@ GP_INLINE void gp_pool(const float *x, float *y, int c, int h, int w, const int 
 }
 
 /* The mean of whole planes, in several sums at once. */
-GP_INLINE void gp_mean(const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long yd) {
-  for (int i = 0; i < c; i++) {
+GP_INLINE void gp_mean(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long xs, long xd, long yd) {
+  GP_MINE(i, c) {
     gp_vec sum = {0};
     float each[GP_V] = {0};
     for (int j = 0; j < h; j++) {
@@ -311,36 +407,69 @@ GP_INLINE void gp_mean(const float *x, float *y, int c, int h, int w, const int 
   }
 }
 
-/* Along an axis of n numbers at distance e: softmax, or zero mean and unit variance, then scale and shift. */
-GP_INLINE void gp_softmax(const float *x, float *y, int c, long d, int h, long s, int n, long e, const int L) {
-  GP_EACH(c, h) for (int l = 0; l < L; l++) {
+/* Along an axis of n numbers at distance e: softmax, or zero mean and unit variance, then scale and shift. Vectors run
+   along the axis where its numbers lie side by side, and across images where those do. */
+GP_INLINE float gp_sum(gp_vec x) {
+  float sum = 0;
+  GP_UNROLL for (int k = 0; k < GP_V; k++) sum += x[k];
+  return sum;
+}
+GP_INLINE void gp_softmax(int part, int parts, const float *x, float *y, int c, long d, int h, long s, int n, long e, const int L) {
+  GP_EACH(c, h) for (int l = 0; l < L; l += GP_V) {
     const long at = (i * d + j * s) * L + l;
-    float most = -INFINITY, sum = 0;
-    for (int k = 0; k < n; k++) most = fmaxf(most, x[at + k * e * L]);
-    for (int k = 0; k < n; k++) sum += y[at + k * e * L] = expf(x[at + k * e * L] - most);
-    for (int k = 0; k < n; k++) y[at + k * e * L] /= sum;
+    if (L == 1) {
+      float most = -INFINITY, sum = 0;
+      gp_vec sums = {0};
+      int k = 0;
+      for (int m = 0; m < n; m++) most = x[at + m * e] > most ? x[at + m * e] : most;
+      for (; e == 1 && k + GP_V <= n; k += GP_V) {
+        const gp_vec z = gp_exp(*(const gp_any *)(x + at + k) - most);
+        *(gp_any *)(y + at + k) = z, sums += z;
+      }
+      for (; k < n; k++) sum += y[at + k * e] = expf(x[at + k * e] - most);
+      sum += gp_sum(sums);
+      for (int m = 0; m < n; m++) y[at + m * e] /= sum;
+    } else {
+      gp_vec most = gp_all(-INFINITY), sum = {0};
+      for (int k = 0; k < n; k++) {
+        const gp_vec z = *(const gp_any *)(x + at + k * e * L);
+        most = gp_choose(z > most, z, most);
+      }
+      for (int k = 0; k < n; k++) {
+        const gp_vec z = gp_exp(*(const gp_any *)(x + at + k * e * L) - most);
+        *(gp_any *)(y + at + k * e * L) = z, sum += z;
+      }
+      for (int k = 0; k < n; k++) *(gp_any *)(y + at + k * e * L) /= sum;
+    }
   }
 }
-GP_INLINE void gp_norm(const float *x, float *y, const float *scale, const float *shift, int c, long d, int h, long s, int n,
+GP_INLINE void gp_norm(int part, int parts, const float *x, float *y, const float *scale, const float *shift, int c, long d, int h, long s, int n,
                        long e, const int L, float eps) {
   GP_EACH(c, h) for (int l = 0; l < L; l++) {
     const long at = (i * d + j * s) * L + l;
+    gp_vec sums = {0}, squares = {0};
     float mean = 0, square = 0;
-    for (int k = 0; k < n; k++) mean += x[at + k * e * L];
-    mean /= (float)n;
-    for (int k = 0; k < n; k++) square += (x[at + k * e * L] - mean) * (x[at + k * e * L] - mean);
-    const float by = 1.0f / sqrtf(square / (float)n + eps);
-    for (int k = 0; k < n; k++) y[at + k * e * L] = (x[at + k * e * L] - mean) * by * scale[k] + shift[k];
+    int k = 0;
+    for (; e * L == 1 && k + GP_V <= n; k += GP_V) sums += *(const gp_any *)(x + at + k);
+    for (; k < n; k++) mean += x[at + k * e * L];
+    mean = (mean + gp_sum(sums)) / (float)n;
+    for (k = 0; e * L == 1 && k + GP_V <= n; k += GP_V) {
+      const gp_vec z = *(const gp_any *)(x + at + k) - mean;
+      squares += z * z;
+    }
+    for (; k < n; k++) square += (x[at + k * e * L] - mean) * (x[at + k * e * L] - mean);
+    const float by = 1.0f / sqrtf((square + gp_sum(squares)) / (float)n + eps);
+    for (k = 0; k < n; k++) y[at + k * e * L] = (x[at + k * e * L] - mean) * by * scale[k] + shift[k];
   }
 }
 
 /* Images in and out, L of them one after the other; p, q and r are the distances of their channels, rows and columns. */
-GP_INLINE void gp_enter(const GP_INPUT *x, float *y, int c, int h, int w, const int L, long s, long d, long p, long q, long r,
+GP_INLINE void gp_enter(int part, int parts, const GP_INPUT *x, float *y, int c, int h, int w, const int L, long s, long d, long p, long q, long r,
                         const float *scale, const float *shift) {
   GP_EACH(c, h) for (int k = 0; k < w; k++) for (int l = 0; l < L; l++)
     y[(i * d + j * s + k) * L + l] = (float)x[(long)l * c * h * w + i * p + j * q + k * r] * scale[i] + shift[i];
 }
-GP_INLINE void gp_leave(const float *x, float *y, int c, int h, int w, const int L, long s, long d) {
+GP_INLINE void gp_leave(int part, int parts, const float *x, float *y, int c, int h, int w, const int L, long s, long d) {
   GP_EACH(c, h) for (int k = 0; k < w; k++) for (int l = 0; l < L; l++)
     y[((long)(l * c + i) * h + j) * w + k] = x[(i * d + j * s + k) * L + l];
 }

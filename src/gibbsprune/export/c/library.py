@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...errors import UserError
 from .source import Source
 
 FLAGS = ("-O3", "-march=native")
-ALWAYS = ("-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC")
+ALWAYS = ("-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 
 
 def compiler() -> str | None:
@@ -39,7 +39,7 @@ def library(source: Source, flags: Sequence[str] = FLAGS) -> Path:
     if command is None:
         raise UserError("compiling needs a C compiler (cc, gcc or clang; $CC names another), and there is none.")
     flags = (*flags, *ALWAYS, *(f"-D{source.name.upper()}_{what}" for what in ("LANES=1", "SHARED=1")))
-    text, header = source.source(weights=False), source.header()
+    text, header = source.source(weights=False) + source.team(), source.header()
     version = str(os.stat(command).st_mtime_ns)
     key = hashlib.sha256("\0".join((text, header, command, version, *flags, machine())).encode()).hexdigest()[:32]
     folder = Path(os.environ.get("GIBBSPRUNE_CACHE") or Path.home() / ".cache" / "gibbsprune" / "c")
@@ -75,92 +75,92 @@ def machine() -> str:
     )
 
 
+class Context:
+    """What one thread needs to run a network."""
+
+    def __init__(self, found: Library) -> None:
+        size = found.source.arena() + found.source.arena(True) + 192
+        self.numbers = np.zeros(size, dtype=np.float32)
+        self.numbers = self.numbers[-self.numbers.ctypes.data % 64 // 4 :]
+        self.pointer = ctypes.c_void_p(self.numbers.ctypes.data)
+        found.function("init")(self.pointer)
+        if not found.side:
+            self.numbers.view(np.int32)[0] = 2**31 - 1
+
+
+class Team:
+    """The threads of a library, in one process; each has a context of its own."""
+
+    def __init__(self, found: Library) -> None:
+        self.process, self.found = os.getpid(), found
+        self.contexts = [found.context() for _ in range(found.threads)]
+        self.pointers = (ctypes.c_void_p * found.threads)(*(context.pointer.value for context in self.contexts))
+        gather, disband = found.function("gather"), found.function("disband")
+        gather.restype = ctypes.c_void_p
+        self.pointer = ctypes.c_void_p(gather(found.threads))
+        if not self.pointer:
+            raise UserError(f"{found.threads} threads cannot be had from this system.")
+        weakref.finalize(self, _disband, disband, self.pointer, self.process)
+
+
+def _disband(function: Any, pointer: ctypes.c_void_p, process: int) -> None:
+    if os.getpid() == process:  # a fork has none of the threads
+        function(pointer)
+
+
 class Library:
     """A loaded library with its expanded weights; any number of threads may call it at once.
 
-    ``side``: images are computed side by side where there are enough of them. ``share``: threads share the channels of
-    an image where there are fewer images than threads.
+    ``side``: images are computed side by side where there are enough of them. ``share``: the library's own threads
+    share the work on an image where there are fewer images than threads, else the images.
     """
 
-    def __init__(self, source: Source, path: Path, side: bool = True, share: bool = False) -> None:
-        self.source, self.path, self.side, self.share = source, path, side, share
+    def __init__(self, source: Source, path: Path, side: bool = True, share: bool = False, threads: int = 1) -> None:
+        self.source, self.path, self.side, self.share, self.threads = source, path, side, share, threads
         self.code = ctypes.CDLL(str(path))
-        self.team = threading.Lock()
-        self.model = np.zeros(sum(source.sizes().values()) + source.sizes()["offset"] + 16, dtype=np.int32)
-        getattr(self.code, f"{source.name}_load")(ctypes.c_char_p(source.data), ctypes.c_void_p(self.model.ctypes.data))
-        self.free: list[np.ndarray] = []
+        self.busy = threading.Lock()
+        self.team: Team | None = None
+        self.weights = np.zeros(sum(source.sizes().values()) + source.sizes()["offset"] + 16, dtype=np.int32)
+        self.model = ctypes.c_void_p(self.weights.ctypes.data)
+        self.function("load")(ctypes.c_char_p(source.data), self.model)
+        self.run, self.together = self.function("run"), self.function("together")
+        self.free: list[Context] = []
+
+    def function(self, name: str) -> Any:
+        """A function of the library."""
+        return getattr(self.code, f"{self.source.name}_{name}")
 
     def __call__(self, *inputs: Tensor) -> Any:
-        return self.over(inputs, None)
-
-    def over(self, inputs: Sequence[Tensor], pool: ThreadPoolExecutor | None, threads: int = 1) -> Any:
-        """The outputs for a batch, its images shared out among the threads."""
+        """The outputs for a batch."""
+        shapes = [value.shape for value in self.source.network.inputs]
+        if [x.shape[1:] for x in inputs] != shapes:
+            other = [tuple(x.shape) for x in inputs]
+            raise UserError(f"the compiled network takes images of shape {shapes}, not inputs of {other}.")
         given = [x.detach().to("cpu", torch.float32).contiguous() for x in inputs]
-        values = self.source.network.inputs
-        if len(given) != len(values) or any(tuple(x.shape[1:]) != v.shape for x, v in zip(given, values)):
-            shapes = [tuple(x.shape) for x in given]
-            raise UserError(
-                f"the compiled network takes images of shape {[v.shape for v in values]}, not inputs of {shapes}."
-            )
         count = len(given[0])
         found = [torch.empty(count, *v.shape) for v in self.source.network.outputs]
-        if self.share and pool is not None and count < threads:
-            for i in range(count):
-                self._together(given, found, i, pool, threads)
-            return found[0] if len(found) == 1 else tuple(found)
-        step = -(-count // threads)
-        if self.side and count > threads * 16:
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *found)]
+        step = -(-count // self.threads)
+        if self.side and count > self.threads * 16:
             step = -(-step // 16) * 16
-        parts = [(i, min(step, count - i)) for i in range(0, count, max(1, step))]
-        if pool is None or len(parts) < 2:
-            for part in parts:
-                self._part(given, found, *part)
+        if self.share and count < self.threads:
+            step = 0
+        if self.threads == 1 or count == step or not self.busy.acquire(blocking=False):
+            context = self.context()
+            self.run(self.model, context.pointer, count, *pointers)
+            self.free.append(context)
         else:
-            for done in [pool.submit(self._part, given, found, *part) for part in parts]:
-                done.result()
+            try:
+                if self.team is None or self.team.process != os.getpid():
+                    self.team = Team(self)
+                self.together(self.team.pointer, self.model, self.team.pointers, count, step, *pointers)
+            finally:
+                self.busy.release()
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _part(self, given: list[Tensor], found: list[Tensor], start: int, count: int) -> None:
-        """Some of the images, by one thread."""
-        context = self._context()
-        self._call("run", context, (count,), given, found, start)
-        self.free.append(context)
-
-    def _together(
-        self, given: list[Tensor], found: list[Tensor], start: int, pool: ThreadPoolExecutor, threads: int
-    ) -> None:
-        """One image, by all threads."""
-        with self.team:  # two images at once could each wait for threads that the other one has
-            context = self._context()
-            work = [
-                pool.submit(self._call, "share", context, (i, threads), given, found, start) for i in range(1, threads)
-            ]
-            self._call("share", context, (0, threads), given, found, start)
-            for done in work:
-                done.result()
-            self.free.append(context)
-
-    def _call(
-        self,
-        what: str,
-        context: np.ndarray,
-        numbers: tuple[int, ...],
-        given: list[Tensor],
-        found: list[Tensor],
-        start: int,
-    ) -> None:
-        pointers = [ctypes.c_void_p(x.data_ptr() + 4 * start * (x.numel() // len(x))) for x in (*given, *found)]
-        function = getattr(self.code, f"{self.source.name}_{what}")
-        function(ctypes.c_void_p(self.model.ctypes.data), ctypes.c_void_p(context.ctypes.data), *numbers, *pointers)
-
-    def _context(self) -> np.ndarray:
+    def context(self) -> Context:
         """A context that nobody uses."""
         try:
             return self.free.pop()
         except IndexError:
-            context = np.zeros(self.source.arena() + self.source.arena(True) + 192, dtype=np.float32)
-            context = context[-context.ctypes.data % 64 // 4 :]
-            getattr(self.code, f"{self.source.name}_init")(ctypes.c_void_p(context.ctypes.data))
-            if not self.side:
-                context.view(np.int32)[0] = 2**31 - 1
-            return context
+            return Context(self)

@@ -85,7 +85,7 @@ def planned(network: Network) -> Memory:
         size = value.planes[1:]
         memory.planes.setdefault(size, Planes(len(memory.planes), *size))
     for op in network.ops:
-        if isinstance(op, Layer) and not op.dense:
+        if isinstance(op, Layer):
             planes = memory.of(op.inputs[0])
             sizes, ends = (planes.h, planes.w), op.output.planes[1:]
             far = [0, 0]

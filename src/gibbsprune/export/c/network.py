@@ -1,17 +1,20 @@
 """A network as a list of operations on planes: what lies between the ATen graph and the C source.
 
-A value is what one image has at one place of the network, of up to three axes: channels, rows and columns. Two axes
-are channels of one row, one axis is channels of one pixel. Everything here is known before the first image comes.
+A value is what one image has at one place of the network: channels, rows and columns. Two axes are channels of one row,
+one axis is channels of one pixel, and of more than three the last two are rows and columns. Everything here is known
+before the first image comes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from ...errors import UserError
+MOST_LOOPS = 5  # within one another, in a move that turns axes round
 
 
 @dataclass(eq=False)
@@ -55,7 +58,7 @@ class Op:
 
 @dataclass(eq=False)
 class Layer(Op):
-    """A convolution, or a dense layer along the last axis; a second input is added before the activation."""
+    """A convolution, of one pixel for a dense layer; a second input is added before the activation."""
 
     weight: Tensor  # (filters, inputs of a group, rows, columns)
     bias: Tensor
@@ -64,7 +67,6 @@ class Layer(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     act: Act = NONE
-    dense: bool = False  # a dense layer, whose inputs are the last axis
 
     def shifts(self, axis: int) -> list[int]:
         """Where the kernel reads on this axis, relative to stride × the output's place."""
@@ -103,15 +105,49 @@ class Join(Op):
 
 
 @dataclass(eq=False)
+class Product(Op):
+    """The matrix products of the last two axes, one for each place of the others."""
+
+
+@dataclass(eq=False)
+class Constant(Op):
+    """Numbers that are the same for every image."""
+
+    numbers: Tensor
+
+
+@dataclass(eq=False)
 class Move(Op):
-    """Numbers from one place to another: for each place of the output the place of the input, or -1 for a zero."""
+    """Numbers from one place to another: for each place of the output the place among all inputs, or -1 for a zero."""
 
     index: Tensor
 
     @property
     def view(self) -> bool:
         """Whether every number stays where it is."""
-        return self.output.size == self.inputs[0].size and bool((self.index.flatten().diff() == 1).all())
+        return self.output.size == sum(x.size for x in self.inputs) == self.inputs[0].size and bool(
+            (self.index.flatten().diff() == 1).all()
+        )
+
+    @property
+    def loops(self) -> list[tuple[int, int]] | None:
+        """Where it only turns axes of one input round: number and distance of each of them, the innermost first."""
+        found: list[tuple[int, int]] = []
+        starts = self.index.flatten()
+        if len(self.inputs) > 1 or int(starts[0]) < 0:
+            return None
+        while len(starts) > 1:
+            steps = starts.diff()
+            step, breaks = int(steps[0]), (steps != steps[0]).nonzero()
+            count = int(breaks[0]) + 1 if len(breaks) else len(starts)
+            if len(starts) % count or len(found) == MOST_LOOPS:
+                return None
+            blocks = starts.view(-1, count)
+            starts = blocks[:, 0]
+            if not bool((blocks - starts[:, None] == step * torch.arange(count)).all()):
+                return None
+            found.append((count, step))
+        return found
 
 
 @dataclass(eq=False)
@@ -147,11 +183,25 @@ class Network:
     ops: list[Op] = field(default_factory=list)
 
     def add(self, op: Op) -> Value:
-        """Append an operation; its output. Only moves know more than three axes."""
-        if not isinstance(op, Move) and any(len(x.shape) > 3 for x in (*op.inputs, op.output)):
-            raise UserError(f"a value of {op.output.shape} per image cannot be written as C; at most 3 axes can.")
+        """Append an operation; its output."""
         self.ops.append(op)
         return op.output
+
+    def moved(self, x: Value, index: Tensor) -> Value:
+        """Some numbers of one value in another order, or zeros where the index is -1; its shape is the index's."""
+        return self.add(Move([x], Value(tuple(index.shape)), index.reshape(-1)))
+
+    def viewed(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """The same numbers, under another shape."""
+        return x if x.shape == shape else self.moved(x, torch.arange(x.size).reshape(shape))
+
+    def turned(self, x: Value, order: Sequence[int]) -> Value:
+        """The axes in another order."""
+        return self.moved(x, torch.arange(x.size).reshape(x.shape).permute(*order))
+
+    def expanded(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """Repeated along axes of one."""
+        return x if x.shape == shape else self.moved(x, torch.arange(x.size).reshape(x.shape).expand(shape))
 
     def readers(self, value: Value) -> int:
         """How often a value is read, by operations and as an output."""

@@ -6,16 +6,21 @@ is shorter. Values are float32, float16, or one byte times a scale of their filt
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-from .network import Layer
+from .network import Layer, Network, Op
 
 BYTES = {"float32": 4, "float16": 2, "int8": 1}
 TOGETHER = 8  # filters that the dense kernel computes at once
 #: Time per multiplication: of the sparse kernel and the dense one, over vectors; and of one image's dense layer, where
 #: the sparse kernel goes number by number and the dense one over vectors of outputs.
 COSTS = {"vectors": (0.52, 0.30), "numbers": (1.2, 0.125)}
+
+
+SHARED = 1 << 16  # that is about 3 microseconds; two threads wait one for each other
 
 
 def packed(layer: Layer, dtype: str) -> bytes:
@@ -48,15 +53,37 @@ def _gaps(places: np.ndarray) -> bytes:
     return found.tobytes()
 
 
-def together(layer: Layer, batch: int) -> bool:
-    """Whether several filters are computed together, zeros and all, since few weights are zero."""
+def costs(layer: Layer, batch: int) -> tuple[float, float]:
+    """The time of one output pixel with each filter by itself, and with several together, zeros and all."""
     weight = layer.weight.flatten(1) != 0
-    if layer.groups > 1:
-        return False
     filters, each = weight.shape
     padded = torch.zeros(-(-filters // TOGETHER) * TOGETHER, each, dtype=torch.bool)
     padded[:filters] = weight
     shared = int(padded.view(-1, TOGETHER, each).any(1).sum()) * TOGETHER
-    alone = layer.dense or layer.output.planes[1:] == (1, 1)
+    alone = layer.output.planes[1:] == (1, 1)
     sparse, dense = COSTS["numbers" if alone and batch < TOGETHER else "vectors"]
-    return dense * shared < sparse * int(weight.sum())
+    return sparse * int(weight.sum()), dense * shared if layer.groups == 1 else math.inf
+
+
+def together(layer: Layer, batch: int) -> bool:
+    """Whether several filters are computed together, since few weights are zero."""
+    sparse, dense = costs(layer, batch)
+    return dense < sparse
+
+
+def worth_sharing(op: Op) -> bool:
+    """Whether threads share the work on one image: it takes longer than waiting for each other.
+
+    Threads that share pixels read most of what they wrote themselves; those that share filters read what others wrote.
+    """
+    pixels = math.prod(op.output.planes[1:])
+    if not isinstance(op, Layer):
+        return op.output.size >= SHARED
+    return min(costs(op, 1)) * pixels >= (SHARED / 2 if pixels >= 256 else 2 * SHARED)
+
+
+def cost(network: Network) -> float:
+    """About how long a network takes: its multiplications, and the numbers that it reads and writes."""
+    layers = [op for op in network.ops if isinstance(op, Layer)]
+    numbers = sum(x.size for op in network.ops for x in (*op.inputs, op.output))
+    return numbers + sum(min(costs(op, TOGETHER)) * math.prod(op.output.planes[1:]) for op in layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from ...errors import UserError
 from ..aten import op_name
-from .network import Affine, Along, Concat, Join, Layer, Move, Network, Op, Pool, Value
+from .network import Affine, Along, Constant, Join, Layer, Network, Op, Pool, Value
 
 Arguments = dict[str, Any]
 
@@ -23,10 +23,12 @@ def refused(node: fx.Node, why: str = "") -> UserError:
     return UserError(f"the operator {node.target}{' ' + why if why else ''}{where} cannot be written as C.")
 
 
-def transposed(net: Network, x: Value, order: Sequence[int]) -> Value:
-    """The axes of one image in another order."""
-    index = torch.arange(x.size).reshape(x.shape).permute(*order)
-    return net.add(Move([x], Value(tuple(index.shape)), index.reshape(-1)))
+def constant(net: Network, numbers: Tensor, axes: int, batch: int, node: fx.Node) -> Value:
+    """A tensor that no input changes as what each image has, of so many axes."""
+    numbers = numbers.double().reshape((1,) * (axes + 1 - numbers.dim()) + tuple(numbers.shape))
+    if len(numbers) not in (1, batch) or not bool((numbers == numbers[:1]).all()):
+        raise refused(node, "with a constant that differs between images")
+    return net.add(Constant([], Value(tuple(numbers.shape[1:])), numbers[0].reshape(-1)))
 
 
 def pair(value: Any, line: bool, zero: bool = False) -> tuple[int, int]:
@@ -54,7 +56,19 @@ def convolution(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
         padding = (reach[0] - padding[0], reach[1] - padding[1])
         stride = (1, 1)
     bias = weight.new_zeros(len(weight)) if a["bias"] is None else a["bias"].double()
+    kernel = tuple(weight.shape[2:])
+    if kernel == stride and math.prod(stride) > 4 and padding == (0, 0) and dilation == (1, 1) and groups == 1:
+        return patches(net, x, weight, bias, shape)
     return net.add(Layer([x], Value(shape), weight, bias, stride, padding, dilation, groups))
+
+
+def patches(net: Network, x: Value, weight: Tensor, bias: Tensor, shape: tuple[int, ...]) -> Value:
+    """A convolution whose windows are patches side by side: a dense layer of the patch's pixels."""
+    (c, h, w), (a, b), output = x.planes, weight.shape[2:], Value(shape)
+    rows, columns = output.planes[1:]
+    index = torch.arange(x.size).view(c, h, w)[:, : rows * a, : columns * b]
+    index = index.reshape(c, rows, a, columns, b).permute(0, 2, 4, 1, 3).reshape(-1, rows, columns)
+    return net.add(Layer([net.moved(x, index)], output, weight.reshape(len(weight), -1, 1, 1), bias))
 
 
 def spread(net: Network, x: Value, stride: tuple[int, int]) -> Value:
@@ -62,20 +76,21 @@ def spread(net: Network, x: Value, stride: tuple[int, int]) -> Value:
     c, h, w = x.planes
     index = torch.full((c, (h - 1) * stride[0] + 1, (w - 1) * stride[1] + 1), -1)
     index[:, :: stride[0], :: stride[1]] = torch.arange(x.size).view(c, h, w)
-    return x if stride == (1, 1) else net.add(Move([x], Value(tuple(index.shape)), index.reshape(-1)))
+    return x if stride == (1, 1) else net.moved(x, index)
 
 
 def linear(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
+    """A convolution of one pixel; where there are several rows (tokens), they are the pixels."""
     weight, x = a["weight"], a["input"]
-    if not isinstance(weight, Tensor) or not x.shape:
+    if not isinstance(weight, Tensor) or not isinstance(x, Value) or not x.shape:
         raise refused(a["node"], "with computed weights")
-    rows = x
-    if len(x.shape) == 3:  # every pixel of every channel is a row
-        rows = net.add(Move([x], Value((x.shape[0] * x.shape[1], x.shape[2])), torch.arange(x.size)))
-    bias = weight.new_zeros(len(weight)).double() if a["bias"] is None else a["bias"].double()
-    found = Value((*rows.shape[:-1], len(weight)))
-    net.add(Layer([rows], found, weight.double()[:, :, None, None], bias, dense=True))
-    return found if found.shape == shape else net.add(Move([found], Value(shape), torch.arange(found.size)))
+    inputs, outputs, rows = x.shape[-1], len(weight), math.prod(x.shape[:-1])
+    bias = weight.new_zeros(outputs).double() if a["bias"] is None else a["bias"].double()
+    kernels = weight.double()[:, :, None, None]
+    if rows == 1:
+        return net.viewed(net.add(Layer([net.viewed(x, (inputs,))], Value((outputs,)), kernels, bias)), shape)
+    pixels = net.turned(net.viewed(x, (rows, inputs)), (1, 0))
+    return net.viewed(net.turned(net.add(Layer([pixels], Value((outputs, rows)), kernels, bias)), (1, 0)), shape)
 
 
 def batch_norm(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
@@ -83,17 +98,22 @@ def batch_norm(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
         raise refused(a["node"], "without running statistics")
     scale = (a["running_var"].double() + a["eps"]).rsqrt() * (1.0 if a["weight"] is None else a["weight"].double())
     shift = (0.0 if a["bias"] is None else a["bias"].double()) - scale * a["running_mean"].double()
-    return net.add(Affine([a["input"]], Value(shape), scale, shift))
+    return net.add(Affine([a["input"]], Value(shape), each(scale, a["input"]), each(shift, a["input"])))
+
+
+def each(numbers: Tensor, x: Value) -> Tensor:
+    """A number for each channel of the planes, from one for all or one for each of the first axis."""
+    first = x.shape[0] if x.shape else 1
+    return numbers.reshape(-1).expand(first).repeat_interleave(x.planes[0] // first)
 
 
 def prelu(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
-    x, slope = a["self"], a["weight"].double().expand(a["self"].planes[0])
+    x, slope = a["self"], each(a["weight"].double(), a["self"])
     return net.add(Affine([x], Value(shape), slope, torch.zeros_like(slope), slope=True))
 
 
 def join(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
     name = op_name(a["node"])
-    kind = {"add": "+", "sub": "-", "rsub": "-", "mul": "*", "div": "/"}[name]
     x, z, alpha = a["self"], a["other"], a.get("alpha", 1)
     if name == "rsub":
         x, z = z, x
@@ -101,27 +121,25 @@ def join(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
         raise refused(a["node"], "with rounding")
     if alpha != 1:
         z = net.add(times(z, float(alpha))) if isinstance(z, Value) else z * alpha
+    return combined(net, x, z, {"add": "+", "mul": "*", "div": "/"}.get(name, "-"), shape, a["node"], a["batch"])
+
+
+def combined(net: Network, x: Any, z: Any, kind: str, shape: tuple[int, ...], node: fx.Node, batch: int) -> Value:
+    """Sum, difference, product or quotient of two values, or of a value and a constant."""
     if isinstance(x, Value) and isinstance(z, Value):
-        return joined(net, x, z, kind, shape, a["node"])
+        return joined(net, x, z, kind, shape, node)
     value, other = (x, z) if isinstance(x, Value) else (z, x)
     number = torch.as_tensor(other).double()
-    channels = value.planes[0]
     number = number.reshape((1,) * (len(value.shape) + 1 - number.dim()) + tuple(number.shape))
-    if len(number) != 1:
-        raise refused(a["node"], "with a constant that differs between images")
-    number = number[0]
-    if (
-        value.shape != shape
-        or number.numel() not in (1, channels)
-        or (number.numel() > 1 and number.shape[0] != channels)
-    ):
-        raise refused(a["node"], "with a constant that differs within a channel")
-    number = number.reshape(-1).expand(channels)
-    one, zero = torch.ones(channels).double(), torch.zeros(channels).double()
+    by_channel = number.numel() == 1 or number.shape == (1, *value.shape[:1], *[1] * (len(value.shape) - 1))
+    if value.shape != shape or not by_channel or (kind == "/" and value is not x):
+        found = constant(net, number, len(shape), batch, node)
+        x, z = (value, found) if value is x else (found, value)
+        return joined(net, x, z, kind, shape, node)
+    number = each(number, value)
+    one, zero = torch.ones_like(number), torch.zeros_like(number)
     if value is x:
         scale, shift = {"+": (one, number), "-": (one, -number), "*": (number, zero), "/": (1 / number, zero)}[kind]
-    elif kind == "/":
-        raise refused(a["node"], "of a constant by a value")
     else:
         scale, shift = {"+": (one, number), "-": (-one, number), "*": (number, zero)}[kind]
     return net.add(Affine([value], Value(shape), scale, shift))
@@ -134,25 +152,13 @@ def times(x: Value, factor: float) -> Op:
 
 
 def joined(net: Network, x: Value, z: Value, kind: str, shape: tuple[int, ...], node: fx.Node) -> Value:
-    """Two values, one of which may be broadcast."""
+    """Two values, of which either may be broadcast."""
     if x.shape != shape and z.shape == shape and kind in "+*":
         x, z = z, x
-    if x.shape != shape or len(z.shape) != len(shape):
+    if len(x.shape) != len(shape) or len(z.shape) != len(shape):
         raise refused(node, "of these shapes")
-    return net.add(Join([x, z], Value(shape), kind))
-
-
-def cat(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
-    parts, dim = list(a["tensors"]), int(a["dim"])
-    axis = dim - 1 if dim > 0 else dim + len(shape)
-    if dim == 0 or not all(isinstance(x, Value) for x in parts):
-        raise refused(a["node"], "with constants")
-    if axis == 0:
-        return net.add(Concat(parts, Value(shape)))
-    order = [axis, *(i for i in range(len(shape)) if i != axis)]
-    turned = [transposed(net, x, order) for x in parts]
-    found = net.add(Concat(turned, Value(tuple(shape[i] for i in order))))
-    return transposed(net, found, [order.index(i) for i in range(len(shape))])
+    z = net.expanded(z, shape) if len(shape) > 3 else z
+    return net.add(Join([net.expanded(x, shape), z], Value(shape), kind))
 
 
 def windows(
@@ -215,20 +221,14 @@ def mean(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
     if any(d < 0 for d in dims) or 0 in given:
         raise refused(a["node"], "over the batch")
     kept = [d for d in range(len(x.shape)) if d not in dims]
-    turned = x if dims == list(range(len(x.shape)))[-len(dims) :] and kept else transposed(net, x, kept + dims)
-    rows = Value((math.prod(x.shape[d] for d in kept), 1, math.prod(x.shape[d] for d in dims)))
-    if turned is x and len(x.shape) == 3:
-        rows = x if len(kept) == 1 else Value((x.shape[0], x.shape[1], x.shape[2]))
-    if rows.shape != turned.shape:
-        net.add(Move([turned], rows, torch.arange(x.size)))
-    else:
-        rows = turned
-    c, h, w = rows.planes
-    if turned is x and len(kept) == 2 and len(x.shape) == 3:
-        found = net.add(Pool([rows], Value((c, h, 1)), [(i, i + 1, 1, 1) for i in range(h)], [(0, w, 1, w)], True))
-    else:
-        found = net.add(Pool([rows], Value((c, 1, 1)), [(0, h, 1, h)], [(0, w, 1, w)], True))
-    return found if found.shape == shape else net.add(Move([found], Value(shape), torch.arange(found.size)))
+    whole = (kept, dims) == ([0], [1, 2])  # planes as they are
+    size, count = math.prod(x.shape[d] for d in kept), math.prod(x.shape[d] for d in dims)
+    rows = x if whole else net.viewed(net.turned(x, kept + dims), (size, 1, count))
+    _, h, w = rows.planes
+    found = net.add(Pool([rows], Value((size, 1, 1)), [(0, h, 1, h)], [(0, w, 1, w)], True))
+    if op_name(a["node"]) == "sum":
+        found = net.add(times(found, float(count)))
+    return net.viewed(found, shape)
 
 
 def softmax(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
@@ -240,12 +240,9 @@ def layer_norm(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
     ones = torch.ones(size).double()
     scale = ones if a["weight"] is None else a["weight"].double().reshape(-1)
     shift = 0 * ones if a["bias"] is None else a["bias"].double().reshape(-1)
-    flat = x
-    if len(a["normalized_shape"]) > 1:  # several axes as one
-        flat = net.add(Move([x], Value((x.size // size, size)), torch.arange(x.size)))
+    flat = net.viewed(x, (x.size // size, size)) if len(a["normalized_shape"]) > 1 else x  # several axes as one
     axis = 0 if len(flat.shape) == 1 else 2
-    found = net.add(Along([flat], Value(flat.shape), axis, scale, shift, float(a["eps"])))
-    return found if found.shape == shape else net.add(Move([found], Value(shape), torch.arange(x.size)))
+    return net.viewed(net.add(Along([flat], Value(flat.shape), axis, scale, shift, float(a["eps"]))), shape)
 
 
 def axis_of(dim: int, shape: tuple[int, ...], node: fx.Node) -> int:
@@ -253,7 +250,30 @@ def axis_of(dim: int, shape: tuple[int, ...], node: fx.Node) -> int:
     axis = dim - 1 if dim > 0 else dim + len(shape)
     if dim == 0 or axis < 0:
         raise refused(node, "over the batch")
-    return axis if len(shape) != 2 else 2 * axis
+    if len(shape) > 3 and axis < len(shape) - 1:
+        raise refused(node, f"along one of {len(shape) + 1} axes that is not the last")
+    return axis if len(shape) in (1, 3) else 2 * axis if len(shape) == 2 else 2
+
+
+def resized(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
+    """Interpolation, which is linear in the rows and in the columns: for each a dense layer with few weights."""
+    node, key = a["node"], "input" if "input" in a else "self"
+    given = {name: value for name, value in a.items() if name not in ("node", "batch", key)}
+    found, sizes = a[key], a[key].shape[1:]
+    for axis, size in enumerate(sizes):
+        order = [0, *(k for k in range(1, len(shape)) if k != axis + 1), axis + 1]
+        probe = torch.eye(size).double().view(1, size, *(size if k == axis else 1 for k in range(len(sizes))))
+        weight = (
+            node.target(**given, **{key: probe.expand(1, size, *sizes)})[0]
+            .movedim(axis + 1, -1)
+            .reshape(size, -1, shape[axis + 1])[:, 0]
+        )
+        turned = net.turned(found, order)
+        rows = {"input": turned, "weight": weight.t(), "bias": None, "node": node}
+        found = net.turned(
+            linear(net, rows, (*turned.shape[:-1], len(weight.t()))), [order.index(k) for k in range(len(shape))]
+        )
+    return found
 
 
 #: The rules by the names of the operators.
@@ -262,13 +282,13 @@ RULES: dict[str, Callable[[Network, Arguments, tuple[int, ...]], Value]] = {
     "linear": linear,
     "batch_norm": batch_norm,
     "prelu": prelu,
+    "neg": lambda net, a, shape: net.add(times(a["self"], -1.0)),
+    "reciprocal": lambda net, a, shape: combined(net, 1.0, a["self"], "/", shape, a["node"], a["batch"]),
     "add": join,
     "sub": join,
     "mul": join,
     "div": join,
     "rsub": join,
-    "cat": cat,
-    "concat": cat,
     "max_pool2d": pool,
     "max_pool1d": pool,
     "avg_pool2d": pool,
@@ -277,7 +297,11 @@ RULES: dict[str, Callable[[Network, Arguments, tuple[int, ...]], Value]] = {
     "adaptive_avg_pool1d": adaptive,
     "adaptive_max_pool2d": adaptive,
     "adaptive_max_pool1d": adaptive,
+    "upsample_linear1d": resized,
+    "upsample_bilinear2d": resized,
+    "upsample_bicubic2d": resized,
     "mean": mean,
+    "sum": mean,
     "softmax": softmax,
     "_softmax": softmax,
     "layer_norm": layer_norm,

@@ -80,11 +80,19 @@ class Source:
             tables="\n".join(self.calls.tables),
             layers="\n".join(self.calls.kernels.values()),
             loads="\n".join(self._loads()),
-            calls="\n".join(f"  {line if line.startswith('GP_CALL') else f'GP_ALONE({line})'}" for line in self.lines),
+            calls="\n".join(self._calls()),
             names=", ".join(name for name, _, _ in (*self.inputs, *self.outputs)),
             given=", ".join(f"{name} + (long)i * {macro}" for name, macro, _ in (*self.inputs, *self.outputs)),
             weights=self._weights() if weights else f"const unsigned char *const {self.name}_weights = 0;",
         )
+
+    def team(self) -> str:
+        """Threads that run the network together, for a library that this process loads."""
+        names = self._names()
+        given = ", ".join(f"t->{name} + (long)i * {macro}" for name, macro, _ in (*self.inputs, *self.outputs))
+        fields = names["arguments"].replace(", ", "; ") + ";"
+        assigned = " ".join(f"t->{name} = {name};" for name, _, _ in (*self.inputs, *self.outputs))
+        return _text("team.c").substitute(names, fields=fields, given=given, assigned=assigned)
 
     def example(self) -> str:
         """A program that runs the network on one image of zeros."""
@@ -142,8 +150,6 @@ class Source:
             x = layer.inputs[0]
             n, (sh, sw) = self.memory.of(x).number, layer.stride
             place = f"S{n}(1), D{n}(1), S{n}(GP_V), D{n}(GP_V)"
-            if layer.dense and len(x.shape) > 1:
-                place = "0, 1, 0, 1"
             found = phases.get(x, [(0, 0)]) if layer.stride != (1, 1) else [(0, 0)]
             table = [found.index((a, b)) if (a, b) in found else 0 for a in range(sh) for b in range(sw)]
             numbers = *layer.weight.shape, layer.groups, *layer.dilation, *layer.padding, sh, sw, len(found)
@@ -154,7 +160,19 @@ class Source:
             )
         return lines
 
-    def _enter(self) -> list[str]:
+    def _calls(self) -> list[str]:
+        """All lines; threads wait for each other where one of them did, or will do, what others need."""
+        lines, before = [], False
+        for line, shared in self.lines:
+            if shared or before:
+                lines.append("  gp_wait(c, parts);")
+            part = "part, parts" if shared else "0, 1"
+            call = line.replace("(", f"({part}, ", 1)
+            lines.append(f"  {call}" if shared else f"  if (part == 0) {call}")
+            before = shared
+        return lines
+
+    def _enter(self) -> list[tuple[str, bool]]:
         lines = []
         for name, _, x in self.inputs:
             c, h, w = x.planes
@@ -162,14 +180,13 @@ class Source:
             scale, shift = self.scale or [1.0] * c, self.shift or [0.0] * c
             held = self.calls.table("float", scale), self.calls.table("float", shift)
             place = f"{self.calls.at(x)}, {c}, {h}, {w}, L, {self.calls.strides(x)}"
-            lines.append(f"gp_enter({name}, {place}, {order}, {', '.join(held)});")
+            lines.append((f"gp_enter({name}, {place}, {order}, {', '.join(held)});", False))
         return lines
 
-    def _leave(self) -> list[str]:
-        return [
-            "gp_leave({}, {}, {}, {}, {}, L, {});".format(self.calls.at(x), name, *x.planes, self.calls.strides(x))
-            for name, _, x in self.outputs
-        ]
+    def _leave(self) -> list[tuple[str, bool]]:
+        line = "gp_leave({}, {}, {}, {}, {}, L, {});"
+        values = [(self.calls.at(x), name, *x.planes, self.calls.strides(x)) for name, _, x in self.outputs]
+        return [(line.format(*value), False) for value in values]
 
     def _weights(self) -> str:
         words = np.frombuffer(self.data + b"\0" * (8 - len(self.data) % 8), dtype="<u8")

@@ -17,12 +17,12 @@ $tables
 
 /* A layer's kernel is compiled twice, for one image and for as many as a vector holds. */
 #define GP_KERNEL(k, ...)                                                                  \
-  GP_STATIC void gp_one_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) {  \
+  GP_STATIC void gp_one_##k(const float *x, float *y, const float *z, gp_taps w, int n, int part, int parts) { \
     enum { L = 1 };                                                                        \
     (void)z;                                                                               \
     __VA_ARGS__                                                                            \
   }                                                                                        \
-  GP_STATIC void gp_many_##k(const float *x, float *y, const float *z, gp_taps w, int f, int n) { \
+  GP_STATIC void gp_many_##k(const float *x, float *y, const float *z, gp_taps w, int n, int part, int parts) { \
     enum { L = GP_V };                                                                     \
     (void)z;                                                                               \
     __VA_ARGS__                                                                            \
@@ -32,21 +32,12 @@ $tables
 #else
 #define GP_MANY (int32_t *)0
 #endif
-/* Layer i by kernel k, K filters together: this thread's part of n filters. */
-#define GP_CALL(k, i, K, x, y, z, n)                                                                        \
+/* Layer i by kernel k: this thread's part of n filters. */
+#define GP_CALL(part, parts, k, i, x, y, z, n)                                                                       \
   {                                                                                                         \
-    const int32_t *begin = m->begin + BEGIN##i;                                                             \
-    const int first = gp_first(begin, GP_UP(n, K), part, parts) * (K);                                      \
-    const int end = gp_first(begin, GP_UP(n, K), part + 1, parts) * (K);                                    \
-    const int32_t *offset = ((L) == 1 ? m->offset : GP_MANY) + OFFSET##i;                                   \
-    ((L) == 1 ? gp_one_##k : gp_many_##k)(x, y, z, (gp_taps){m->bias + BIAS##i, m->value + VALUE##i, offset, begin}, \
-                                          first, GP_LESS(end, n));                                          \
-    gp_wait(c, parts);                                                                                      \
-  }
-#define GP_ALONE(...)                  \
-  {                                    \
-    if (part == 0) { __VA_ARGS__ }     \
-    gp_wait(c, parts);                 \
+    const int32_t *begin = m->begin + BEGIN##i, *offset = ((L) == 1 ? m->offset : GP_MANY) + OFFSET##i;     \
+    const gp_taps taps = {m->bias + BIAS##i, m->value + VALUE##i, offset, begin};                           \
+    ((L) == 1 ? gp_one_##k : gp_many_##k)(x, y, z, taps, n, part, parts);                                   \
   }
 
 $layers
@@ -64,6 +55,18 @@ $loads
   (void)data, (void)m;
 }
 
+#if ${NET}_SHARED
+/* Look again soon, and after a while let others run. */
+GP_INLINE void gp_pause(int n) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+  if (n > 2000) sched_yield();
+}
+#endif
+
 /* All threads of an image wait here for each other before the next operation. */
 GP_INLINE void gp_wait(${net}_context *c, const int parts) {
 #if ${NET}_SHARED
@@ -73,19 +76,18 @@ GP_INLINE void gp_wait(${net}_context *c, const int parts) {
     atomic_store(&c->arrived, 0);
     atomic_fetch_add(&c->turn, 1);
   } else {
-    for (int n = 0; atomic_load(&c->turn) == turn; n++)
-      if (n > 4000) sched_yield();
+    for (int n = 0; atomic_load(&c->turn) == turn; n++) gp_pause(n);
   }
 #else
   (void)c, (void)parts;
 #endif
 }
 
-/* Layers are shared out among the parts; the first part alone does the rest. */
+/* What takes long is shared out among the parts; the first part alone does the rest. */
 GP_INLINE void gp_forward(const ${net}_model *m, ${net}_context *c, float *a, $arguments, const int L, const int part,
                           const int parts) {
 $calls
-  (void)m;
+  (void)m, (void)c, (void)parts;
 }
 
 void ${net}_init(${net}_context *c) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...files import write_atomic
+from ..compaction import compact
 from ..onnx import compared, prepared
 from ..pixels import scales
 from .fuse import fused
 from .library import Library, compiler, library
 from .lower import lowered
 from .network import Network
-from .pack import BYTES
+from .pack import BYTES, cost
 from .source import COMMAND, Source
 
 #: max |difference| / max |output| that is accepted, for each type of stored weights.
@@ -102,15 +104,12 @@ def export_c(
 
 
 def network(model: nn.Module, inputs: tuple[Tensor, ...]) -> Network:
-    """The operations of a model; made smaller first where whole filters are gone and the smaller one can be written."""
+    """The operations of a model; made smaller first where whole filters are gone and that saves more than it costs."""
+    found = fused(lowered(model, inputs))
     if filters_gone(model):
-        from gibbsprune.export.compaction import compact
-
-        try:
-            return fused(lowered(compact(model, inputs, True, "speed"), inputs))
-        except UserError:  # the small network has operations that C has not: zeros cost nothing anyhow
-            pass
-    return fused(lowered(model, inputs))
+        with contextlib.suppress(UserError):  # the small network may have operations that C has not
+            found = min(found, fused(lowered(compact(model, inputs, True, "speed"), inputs)), key=cost)
+    return found
 
 
 def filters_gone(model: nn.Module) -> bool:
