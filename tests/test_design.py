@@ -37,6 +37,7 @@ ORDER = [
     "law",
     "diagnostics",
     "recurrent",
+    "converging",
     "masking",
     "holding",
     "looking",

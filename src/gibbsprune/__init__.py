@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
     from .holding import hold_zeros
     from .law import sample
-    from .masking import plain_state
     from .pruner import GibbsPruner
     from .recalibration import recalibrate
+    from .saving import plain_state
     from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
     from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
     from .threshold import converged_mask, threshold
@@ -121,9 +121,9 @@ _HOMES = {
     "hamiltonians": ("Binary", "Hamiltonian", "Linear", "Quadratic", "energy"),
     "holding": ("hold_zeros",),
     "law": ("sample",),
-    "masking": ("plain_state",),
     "pruner": ("GibbsPruner",),
     "recalibration": ("recalibrate",),
+    "saving": ("plain_state",),
     "schedules": ("ConstantSchedule", "CubicSchedule", "Join", "LinearSchedule", "LogSchedule", "Schedule"),
     "structures": ("AtMost", "Block", "Column", "Filter", "Kernel", "NM", "Structure", "Weight"),
     "threshold": ("converged_mask", "threshold"),

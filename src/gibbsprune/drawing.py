@@ -8,8 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .checks import layers_told
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
 from .distributed import Whole, leave_out, rehome, reshard, whole
+from .errors import UserError
 from .importance import Score
 from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked
@@ -75,6 +77,19 @@ class Drawing:
     def check(self) -> None:
         """Refuses layers that have been exchanged since they were masked."""
         check_masked(self.model, self.layers, self.masks)
+
+    def check_finite(self, steps: int) -> None:
+        """Refuses weights that are no numbers any more, of which no mask can be drawn."""
+        reshard(self.model)
+        weights = {name: layer.stored for name, layer in self.layers.items()}
+        if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
+            return  # a captured graph must not wait for an answer
+        finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
+        if lost := [name for name, all_finite in finite.items() if not bool(all_finite)]:
+            raise UserError(
+                f"{layers_told(lost, 'holds', 'hold')} NaN or infinite weights after {steps} steps: the training has "
+                "diverged; a smaller learning rate or clipped gradients may help"
+            )
 
     def set_sparsities(self, sparsities: Mapping[str, float]) -> None:
         """Another sparsity of each layer from now on."""
@@ -178,10 +193,24 @@ class Drawing:
             self.generators[device] = stream(self.seed & (2**63 - 1), "masks", device, *more)
         return self.generators[device]
 
-    def restart(self, seed: int | None = None) -> None:
+    def restart(self) -> None:
         """Random streams from their beginning."""
-        self.seed = self.seed if seed is None else seed
         self.generators, self.before = {}, {}
+
+    def resume(
+        self,
+        seed: int,
+        steps: int,
+        beta: float,
+        streams: Mapping[torch.device, Tensor],
+        before: Mapping[torch.device, Tensor],
+    ) -> None:
+        """Random streams as they were saved, and what follows from the masks that are in place."""
+        self.seed, self.generators, self.before = seed, {}, dict(before)
+        for device, state in streams.items():
+            self.generator(device, steps).set_state(state)
+        for names in self.by_device():
+            self.fill(names, beta)
 
     def take_off(self, masks: Mapping[str, Tensor]) -> None:
         """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""

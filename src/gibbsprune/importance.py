@@ -30,8 +30,11 @@ KINDS = ("magnitude", "taylor", "wanda")
 NEW = 0.01  # the share of a step in the average
 
 
-def check_importance(kind: str, hamiltonian: Hamiltonian, gradient: str = "masked") -> None:
+def check_importance(
+    kind: str, hamiltonian: Hamiltonian, gradient: str = "masked", layers: Mapping[str, Layer] | None = None
+) -> None:
     """Scores have no unit, no known derivative, and in several processes are not the same everywhere."""
+    check_inputs(kind, layers or {})
     check_one_of("importance", kind, KINDS)
     if kind == "magnitude":
         return

@@ -16,29 +16,23 @@ Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, SupportsIndex, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .checks import check_one_of, layers_told
+from .converging import Converged, limit, refresh, refresh_
 from .distributed import cut_like, plain_class, whole
 from .errors import UserError
 from .importance import Score
 from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
-from .structures import Filter, Structure, as_structure, is_ours
-from .survivors import SURVIVORS, shrunk_mask
-from .threshold import converged_mask
-from .weights import Layer, path
-
-#: What a masked weight is called in the state of its model: its module, and its own name. Its mask is beside it.
-STORED = re.compile(r"(?:(.*)\.)?parametrizations\.([^.]+)\.original")
+from .structures import Filter, Structure, is_ours
+from .survivors import SURVIVORS
+from .weights import Layer
 
 
 class Masked(nn.Module):
@@ -110,14 +104,14 @@ class GibbsMasked(Masked):
             return weight * self._of_unit(weight)
         kind = self.structure
         if self.score is not None:
-            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
+            return weight * limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return weight * Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return weight * _limit(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return weight * limit(weight, self.sparsity, kind, self.lost is not None, self.view)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
-        bring = refresh_ if traced else _refresh
+        bring = refresh_ if traced else refresh
         seen = weight.detach().reshape(self.view)
         bring(self.converged, self.seen, seen, self.sparsity, kind.spelling, kind.transposed, kind.groups)
         return weight * self.converged
@@ -137,95 +131,14 @@ class GibbsMasked(Masked):
         how = self.sparsity, Filter(), self.lost is not None, tuple(rows.shape)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if self.score is not None:
-            joint = _limit(rows, *how)
+            joint = limit(rows, *how)
         elif not traced and torch._C._are_functorch_transforms_active():
-            joint = _Converged.apply(rows, *how)
+            joint = Converged.apply(rows, *how)
         else:
             joint = cast(Tensor, self.joint)
-            (refresh_ if traced else _refresh)(joint, self.seen, rows, self.sparsity, "filter", False, 1)
+            (refresh_ if traced else refresh)(joint, self.seen, rows, self.sparsity, "filter", False, 1)
         parts = joint.split([site.size for site in sites], 1)
         return next(site.unrows(part) for mask, site, part in zip(masks, sites, parts) if mask is self)
-
-
-class _Converged(torch.autograd.Function):
-    """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
-
-    @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool, view: tuple[int, ...]) -> Tensor:
-        return _limit(weight, sparsity, structure, shrunk, view)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
-        return torch.stack([_Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
-
-
-def _limit(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool, view: Sequence[int]) -> Tensor:
-    """What a weight is multiplied by in the limit: x_cvg, or what it leaves of survivors that are shrunk."""
-    left = (shrunk_mask if shrunk else converged_mask)(weight.reshape(view), sparsity, structure)
-    return left.reshape(weight.shape)
-
-
-def _refresh(
-    converged: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    sparsity: float,
-    structure: str,
-    transposed: bool,
-    groups: int,
-) -> None:
-    """Brings ``converged`` up to date with ``weight`` if the weight has changed since ``seen``."""
-    now = _state(weight)
-    if now[0] >= 0 and seen.tolist()[: len(now)] == now:
-        return
-    kind = replace(as_structure(structure), transposed=transposed, groups=groups)
-    limit = _limit(weight, sparsity, kind, converged.is_floating_point(), weight.shape)
-    converged.copy_(limit.reshape(converged.shape))
-    seen[: len(now)] = torch.tensor(now)
-
-
-#: The same as an operator of its own, so that ``torch.compile`` keeps it in the graph and it runs at every call.
-refresh_ = torch.library.custom_op("gibbsprune::refresh_", _refresh, mutates_args=("converged", "seen"))
-
-
-def _state(weight: Tensor) -> list[int]:
-    """What tells one state of a weight from another: version, place, and the sum of its bits.
-
-    The sum is for writers that count no versions: ``weight.data``, numpy views, replayed CUDA graphs.
-    """
-    try:
-        version = weight._version
-    except RuntimeError:  # inference tensors count no versions
-        version = -1
-    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        return [version, weight.data_ptr()]  # a captured graph must not wait for a sum
-    bits = weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()])
-    return [version, weight.data_ptr(), int(bits.sum())]
-
-
-@refresh_.register_fake
-def _(
-    converged: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    sparsity: float,
-    structure: str,
-    transposed: bool,
-    groups: int,
-) -> None:
-    return None
 
 
 def attach(module: nn.Module, masked: Masked, name: str = "weight") -> None:
@@ -345,49 +258,6 @@ def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> No
                 f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
                 f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
             )
-
-
-def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]:
-    """The state of a masked model, as a checkpoint of its training has it, for a model without masks.
-
-    ::
-
-        state = torch.load("epoch=7.ckpt", weights_only=True)["state_dict"]
-        model.load_state_dict(gp.plain_state(state))
-
-    Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
-    the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
-    Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
-    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
-    """
-    if not isinstance(state, Mapping):
-        raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
-    plain, masks = dict[str, Any](), set[str]()
-    for name, value in state.items():
-        if found := STORED.fullmatch(name):
-            owner, parameter = found.groups("")
-            masks.add(beside := name.removesuffix("original") + "0.mask")
-            mask = state.get(beside)
-            if mask is None and parameter != "weight":  # another parametrisation
-                plain[name] = value
-                continue
-            if not isinstance(mask, Tensor) or mask.shape != value.shape:
-                layer = owner if parameter == "weight" else path(owner, parameter)
-                raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
-            plain[path(owner, parameter)] = value * mask if masked else value
-        else:
-            plain[name] = value
-    return {name: value for name, value in plain.items() if name not in masks}
-
-
-def pack(mask: Tensor) -> Tensor:
-    """A mask as one bit per weight."""
-    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
-
-
-def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
-    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
-    return torch.from_numpy(flat).bool().reshape(shape)
 
 
 def _own_class(module: nn.Module) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from .budgets import Budget, Targets, shares_of, tied_to
-from .checks import bad, check_one_of, check_whole, layers_told
+from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
 from .diagnostics import Diagnostics
-from .distributed import compare_ranks, reshard, whole
+from .distributed import compare_ranks, whole
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
-from .importance import check_importance, check_inputs
+from .importance import check_importance
 from .law import CONVERGED
-from .masking import GibbsMasked, pack
+from .masking import GibbsMasked
 from .samplers import SWEEPS
-from .saving import read_state
+from .saving import pack, read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import check_device, check_gradient, layer_sites
+from .site import check_gradient, layer_sites
 from .structures import Filter, Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
@@ -113,23 +112,19 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
-        limited = [k.spelling for k in (kind, *(layer.structure(kind) for layer in self.layers.values())) if k.limited]
-        if limited and isinstance(sparsity, (Schedule, Budget)):
-            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {limited[0]!r}")
         if isinstance(self.hamiltonian, Coupled):  # whose pairs are those of one layer
             self.layers = untied(self.layers)
+        kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
+        limited = [own.spelling for own in kinds.values() if own.limited]
+        if limited and isinstance(sparsity, (Schedule, Budget)):
+            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {limited[0]!r}")
         shares = shares_of(model, self.layers, kind, sparsity, example_inputs)
         self._plan = Targets(sparsity, shares, tied_to(self.layers, sparsity))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
-        for name, layer in self.layers.items():
-            check_device(f"the device of layer {name!r}", layer.stored.device)
-        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler)
-        sites = {name: replace(site, warm=warm) for name, site in sites.items()}
+        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler, warm=warm)
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
-        check_importance(importance, self.hamiltonian, gradient)
-        check_inputs(importance, self.layers)
+        check_importance(importance, self.hamiltonian, gradient, self.layers)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -153,8 +148,7 @@ class GibbsPruner:
         """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
         rows: dict[str, list[Tensor]] = {}
         for name, layer in self.layers.items():
-            weight = whole(layer.stored).reshape(layer.view or layer.shape)
-            rows.setdefault(self._plan.tied.get(name, name), []).append(layer.structure(self._kind).rows(weight))
+            rows.setdefault(self._plan.tied.get(name, name), []).append(layer.rows(self._kind))
         joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self._plan.shares]
         return [mean_squares(part, Filter()) for part in joint]
 
@@ -204,7 +198,7 @@ class GibbsPruner:
         now_and_then = self.steps % 100 == 0  # each time would be felt
         self._check_open("step", look=now_and_then)
         if now_and_then:
-            self._check_finite()
+            self._drawing.check_finite(self.steps)
         if self.check_ranks and self.steps % self.check_ranks == 0:
             streams = (generator.get_state() for generator in self._drawing.generators.values())
             compare_ranks(self.steps, self.beta, streams, (masked.mask for masked in self.masks.values()))
@@ -240,7 +234,7 @@ class GibbsPruner:
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
-        self._check_finite()
+        self._drawing.check_finite(self.steps)
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
             for name, mask in final.items():
@@ -267,21 +261,6 @@ class GibbsPruner:
         self._drawing.take_off({})
         self.finalized = True
 
-    def _check_finite(self) -> None:
-        """Refuses weights that are no numbers any more, of which no mask can be drawn."""
-        reshard(self.model)
-        weights = {name: layer.stored for name, layer in self.layers.items()}
-        if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
-            return  # a captured graph must not wait for an answer
-        finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
-        lost = [name for name, all_finite in finite.items() if not bool(all_finite)]
-        if lost:
-            told = layers_told(lost, "holds", "hold")
-            raise UserError(
-                f"{told} NaN or infinite weights after {self.steps} steps: the training has diverged; a smaller "
-                "learning rate or clipped gradients may help"
-            )
-
     def _check_open(self, what: str, look: bool = True) -> None:
         if self.finalized:
             raise UserError(f"{what}() after finalize(): the masks are burnt in and the pruner is done")
@@ -298,14 +277,14 @@ class GibbsPruner:
         for name, layer in self.layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
             zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else site.at(target).removed
-            layers.append(
-                LayerSummary(name, layer.kind, site.shape, site.count, site.size, target, zeros, site.sampler)
-            )
+            cut = site.shape, site.count, site.size
+            layers.append(LayerSummary(name, layer.kind, *cut, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others, vectors = other_weights(self.model, self.layers.values())
-        sites, kind = self._drawing.sites, self._kind
-        tied = {name: site.unit for name, site in sites.items() if site.unit and site.unit != name}
-        return Summary(kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, kind.plural)
+        tied = {name: site.unit for name, site in self._drawing.sites.items() if site.unit not in ("", name)}
+        return Summary(
+            self._kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, self._kind.plural
+        )
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
@@ -340,9 +319,4 @@ class GibbsPruner:
             masked.mask.copy_(saved.masks[name])
         self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
         self._set_sparsities(saved.sparsities or self._targets)
-        self._drawing.restart(saved.seed)
-        self._drawing.before = saved.before
-        for device, stream_state in saved.generators.items():
-            self._drawing.generator(device, self.steps).set_state(stream_state)
-        for names in self._drawing.by_device():
-            self._drawing.fill(names, self.beta)
+        self._drawing.resume(saved.seed, saved.steps, beta, saved.generators, saved.before)

@@ -1,20 +1,34 @@
-"""A pruner's saved state, read back: everything is checked before anything is changed."""
+"""Saved states: a pruner's, checked as a whole before anything is changed, and a masked model's for a plain one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .checks import check_sparsity, check_whole, one_line, shown
 from .errors import UserError
-from .masking import unpack
 from .text import first_line
+from .weights import path
 
+#: What a masked weight is called in the state of its model: its module, and its own name. Its mask is beside it.
+STORED = re.compile(r"(?:(.*)\.)?parametrizations\.([^.]+)\.original")
 NEEDED = ("seed", "epoch", "steps", "generators", "masks")
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A mask as one bit per weight."""
+    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
+
+
+def unpack(bits: Tensor, shape: torch.Size) -> Tensor:
+    flat = np.unpackbits(bits.cpu().numpy(), count=shape.numel())
+    return torch.from_numpy(flat).bool().reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -86,3 +100,36 @@ def _streams(saved: Any, devices: Iterable[torch.device]) -> dict[torch.device, 
     except (AttributeError, TypeError, RuntimeError) as error:
         raise UserError(f"the saved pruner's random stream is damaged: {first_line(error)}") from None
     return found
+
+
+def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]:
+    """The state of a masked model, as a checkpoint of its training has it, for a model without masks.
+
+    ::
+
+        state = torch.load("epoch=7.ckpt", weights_only=True)["state_dict"]
+        model.load_state_dict(gp.plain_state(state))
+
+    Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
+    the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
+    Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
+    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
+    """
+    if not isinstance(state, Mapping):
+        raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
+    plain, masks = dict[str, Any](), set[str]()
+    for name, value in state.items():
+        if found := STORED.fullmatch(name):
+            owner, parameter = found.groups("")
+            masks.add(beside := name.removesuffix("original") + "0.mask")
+            mask = state.get(beside)
+            if mask is None and parameter != "weight":  # another parametrisation
+                plain[name] = value
+                continue
+            if not isinstance(mask, Tensor) or mask.shape != value.shape:
+                layer = owner if parameter == "weight" else path(owner, parameter)
+                raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
+            plain[path(owner, parameter)] = value * mask if masked else value
+        else:
+            plain[name] = value
+    return {name: value for name, value in plain.items() if name not in masks}

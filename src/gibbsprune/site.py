@@ -130,6 +130,7 @@ def layer_sites(
     sparsities: Mapping[str, float],
     sampler: str,
     option: str = "exclude=",
+    warm: bool = False,
 ) -> dict[str, Site]:
     """The sites of layers, off the edge; those that would lose their only neighbourhood are refused.
 
@@ -140,6 +141,7 @@ def layer_sites(
         sparsities: the fraction to remove of each.
         sampler: a name of :mod:`gibbsprune.samplers`.
         option: by which its owner leaves layers out.
+        warm: whether chains go on from the masks before.
     """
     found, counts = {}, {name: structures[name].count(layer.view or layer.shape) for name, layer in layers.items()}
     lost = [
@@ -155,9 +157,11 @@ def layer_sites(
         )
     units = units_of(layers, sparsities)
     for name, layer in layers.items():
+        check_device(f"the device of layer {name!r}", layer.stored.device)
         structure, sparsity = structures[name], sparsities[name]
         law = _law(hamiltonian, structure)
-        site = Site(layer.shape, structure, law, sparsity, sampler, view=layer.view, unit=units.get(name, ""))
+        more = {"warm": warm, "view": layer.view, "unit": units.get(name, "")}
+        site = Site(layer.shape, structure, law, sparsity, sampler, **more)  # type: ignore[arg-type]
         try:
             found[name] = site.checked().at(sparsity)
         except UserError as error:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from .distributed import whole
 from .structures import PRUNABLE, Structure, as_structure
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -86,6 +87,10 @@ class Layer:
         """How this weight is cut, where others are by ``structure``."""
         kind = as_structure(self.own or structure)
         return replace(kind, transposed=self.transposed, groups=self.groups)
+
+    def rows(self, structure: str | Structure) -> Tensor:
+        """The neighbourhoods of the stored weight, one per row."""
+        return self.structure(structure).rows(whole(self.stored).reshape(self.view or self.shape))
 
 
 def untied(layers: Mapping[str, Layer]) -> dict[str, Layer]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..checks import check_one_of, check_whole
 from ..errors import UserError
-from ..masking import STORED, masked_layers
+from ..masking import masked_layers
 from ..pruner import GibbsPruner
+from ..saving import STORED
 from ..weights import Layer, path
 
 DRAWS = ("sample", "converged", None)
