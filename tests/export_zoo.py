@@ -9,8 +9,32 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gibbsprune.models import build
+
+
+class Leaky(TorchFunctionMode):
+    """Lets ReLUs through, so that a gradient of 0 means no path, not a unit that these inputs happen to leave cold."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("relu", "relu_", "relu6", "hardtanh", "hardtanh_"):
+            return F.silu(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def unnamed(model: nn.Module, small: Any, live: dict[str, int]) -> list[str]:
+    """Weights of a compact network that are larger than 1.15 times what lives in them, and not in its report."""
+    told, tables = (
+        {*small.report.left, *small.report.larger},
+        {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)},
+    )  # which rows of a table are read is up to the inputs
+    return [
+        f"{name}: {weight.numel()} where {live[name]} live"
+        for name, weight in small.named_parameters()
+        if weight.dim() > 1 and name in live and name not in tables and weight.numel() > 1.15 * live[name]
+        if not {name, name.removesuffix(".weight")} & told
+    ]
 
 
 def conv_bn(inputs: int, outputs: int, kernel: int = 3, **options: Any) -> nn.Sequential:

@@ -74,6 +74,7 @@ digits-resnet8-gibbs-weight-square-0.9-converged-e5-s0
 data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
+            covers 576 of 576 parameters (100.0 %)
 
 | layer          | kind   | weights | neighbourhoods |  target | weights kept |
 | -------------- | ------ | ------: | -------------: | ------: | -----------: |

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from export_zoo import Leaky, unnamed
 from gibbsprune import GibbsPruner, compact
 from gibbsprune.export.aten import plain_eval
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.export.equality import difference
-from gibbsprune.selection import leaving
+from gibbsprune.flow import leaving
 
 transformers: Any = pytest.importorskip("transformers")
 WORDS = 40
@@ -88,8 +89,8 @@ MADE: dict[str, tuple[str, Callable[[], Any], Callable[[], dict[str, Tensor]]]] 
     ),
     "mobilenetv2": (
         "MobileNetV2ForImageClassification",
-        lambda: transformers.MobileNetV2Config(depth_multiplier=0.1, image_size=32, min_depth=4, depth_divisible_by=4),
-        images,
+        lambda: transformers.MobileNetV2Config(depth_multiplier=0.1, image_size=96, min_depth=4, depth_divisible_by=4),
+        lambda: images(96),  # the last maps are of 3 × 3, on which all taps of a kernel count
     ),
     "efficientnet": (
         "EfficientNetForImageClassification",
@@ -177,8 +178,8 @@ def made(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
         return model.eval(), inputs()
 
 
-def live_weights(model: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """The non-zero weights on which the outputs depend, by their gradients at random inputs, in float64."""
+def live_weights(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, int]:
+    """The number of non-zero weights on which the outputs depend, by their gradients at random inputs, in float64."""
     wide = not isinstance(model, transformers.MixtralForCausalLM)  # torch multiplies its experts in float32 at most
     model = (model.double() if wide else model).requires_grad_()
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -186,13 +187,14 @@ def live_weights(model: nn.Module, inputs: dict[str, Tensor]) -> int:
         torch.manual_seed(1)
         for _ in range(2):
             given = {k: _like(v, wide) for k, v in inputs.items()}
-            outputs = [y for y in model(**given).values() if isinstance(y, Tensor)]
+            with Leaky():
+                outputs = [y for y in model(**given).values() if isinstance(y, Tensor)]
             model.zero_grad()
             sum((y * torch.randn_like(y)).sum() for y in outputs).backward()
             for name, p in model.named_parameters():
                 total[name] += 0 if p.grad is None else p.grad.abs()
     model.float()
-    return sum(int(((p != 0) & (total[name] != 0)).sum()) for name, p in model.named_parameters())
+    return {name: int(((p != 0) & (total[name] != 0)).sum()) for name, p in model.named_parameters()}
 
 
 def _like(x: Tensor, wide: bool) -> Tensor:
@@ -202,19 +204,23 @@ def _like(x: Tensor, wide: bool) -> Tensor:
     return 2 * torch.randn(sizes, dtype=torch.float64 if wide else torch.float32)
 
 
-EXCLUDED = {"efficientnet": "*squeeze_excite*", "wav2vec2": "*pos_conv*", "t5": "lm_head", "mamba": "lm_head"}
+EXCLUDED = {
+    "efficientnet": "*squeeze_excite*",
+    "wav2vec2": "*pos_conv*",
+    **dict.fromkeys(("t5", "mamba", "gpt2"), "lm_head"),
+}
 
 
 def pruned(name: str, structure: str) -> tuple[nn.Module, dict[str, Tensor]]:
     model, inputs = made(name)
-    if name == "gpt2":  # its dense layers are of a class of its own, with weights of (inputs, outputs)
-        for layer in model.modules():
-            if type(layer).__name__ == "Conv1D":
-                kept = layer.weight.shape[1:] if structure == "filter" else layer.weight.shape
-                layer.weight.data *= torch.rand(kept, generator=torch.Generator().manual_seed(0)) > 0.6
-        return model, inputs
     pruner = GibbsPruner(model, 0.6, structure=structure, exclude=EXCLUDED.get(name), example_inputs=inputs)
     return pruner.finalize("converged").eval(), inputs
+
+
+#: What stays above the bound, and is named layer by layer: norms over constant channels, experts in one parameter.
+ABOVE = {"convnextv2", "mixtral"}
+#: Heads that share their keys and meet them in pairs of channels: a row too many of one of them is not told.
+UNNAMED = {"mixtral": ["model.layers.0.self_attn.q_proj.weight: 80 where 64 live"]}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -232,7 +238,8 @@ def test_filters(name: str) -> None:
     live = live_weights(model, inputs)
     after = sum(p.numel() for p in small.parameters())
     assert after == found.parameters_after < found.parameters_before
-    assert after <= 1.15 * live or found.left, (after, live)
+    assert unnamed(model, small, live) == UNNAMED.get(name, [])
+    assert after <= 1.15 * sum(live.values()) or name in ABOVE, (after, live)
     assert math.isfinite(found.difference)
 
 
@@ -259,8 +266,9 @@ def test_other_structures(name: str, structure: str) -> None:
     given = {k: torch.cat([v, v])[:3] for k, v in inputs.items()}
     with torch.no_grad(), plain_eval(model):
         assert difference(dict(model(**given)), dict(small(**given))) <= 1e-4
-    after = sum(int((p != 0).sum()) for p in small.parameters())
-    assert after <= 1.15 * live_weights(model, inputs) or small.report.left
+    live = live_weights(model, inputs)
+    assert unnamed(model, small, live) == []
+    assert sum(int((p != 0).sum()) for p in small.parameters()) <= 1.15 * sum(live.values())
 
 
 def test_it_trains_and_saves(tmp_path: Any) -> None:

@@ -154,7 +154,7 @@ def test_finalize_warns_of_a_pattern_that_has_not_converged():
 
 def test_layers_of_the_same_limits_are_drawn_together():
     sites = [Site((8, 8), as_structure(s), gp.Linear(), None) for s in ("2:4", "2:4", "1:4")]
-    assert [len(group.members) for group in Law(sites).groups] == [1, 2]
+    assert [len(group.units) for group in Law(sites).groups] == [1, 2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Law(sites).draw([torch.randn(8, 8)] * 3, torch.ones(1, dtype=torch.float64), [seeded(0)])

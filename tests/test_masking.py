@@ -10,7 +10,7 @@ from torch import func, nn
 from torch.nn.utils import parametrize
 
 import gibbsprune as gp
-from gibbsprune import masking
+from gibbsprune import converging
 from gibbsprune.masking import GibbsMasked, Masked, attach, burn, check_plain, stored_weight
 
 
@@ -30,13 +30,13 @@ def mask_of(layer):
 def recomputed(monkeypatch):
     """How many times a converged mask was worked out."""
     calls = []
-    original = masking.converged_mask
+    original = converging.converged_mask
 
     def counted(*args):
         calls.append(args)
         return original(*args)
 
-    monkeypatch.setattr(masking, "converged_mask", counted)
+    monkeypatch.setattr(converging, "converged_mask", counted)
     return calls
 
 
@@ -207,7 +207,7 @@ def test_burn_leaves_the_plain_layer_with_the_same_parameter():
 def test_refresh_is_a_well_behaved_operator(structure):
     weight = torch.randn(4, 3, 3)
     arguments = (torch.ones(4, 3, 3, dtype=torch.bool), torch.full((3,), -1), weight, 0.5, structure, False, 1)
-    torch.library.opcheck(masking.refresh_, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(converging.refresh_, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_one_backward_pass_through_two_evaluations():

@@ -522,7 +522,7 @@ def test_a_training_that_has_diverged_is_told_within_a_hundred_steps():
         stored_weight(model[6])[0, 0] = math.inf
     for _ in range(99):
         pruner.step()
-    with pytest.raises(gp.UserError, match=r"^layer '3' and 1 more holds NaN or infinite weights after 100 steps: the"):
+    with pytest.raises(gp.UserError, match=r"^layers '3', '6' hold NaN or infinite weights after 100 steps: the"):
         pruner.step()
 
 
@@ -557,7 +557,7 @@ def test_a_finalized_model_can_be_pruned_again():
         ({"sparsity": {"3": 0.5, "9": 0.5}}, "sparsity names layer '9', which is not pruned: there are 3, 6"),
         (
             {"sparsity": {"3": 0.5}},
-            "sparsity says nothing of layer '6': give it a value (0 keeps all) or exclude it",
+            "sparsity says nothing of layer '6': give a value (0 keeps all), or leave it out with exclude='6'",
         ),
         (
             {"sparsity": lambda name: -1},
@@ -611,7 +611,10 @@ def test_refusals_leave_the_model_as_it_was(arguments, sentence):
     [
         ({"device": "meta"}, "layer '0' is on the meta device and has no values: give it some before"),
         ({"dtype": torch.complex64}, "layer '0' has weights of torch.complex64: allowed are float32, "),
-        ({"in_features": 0}, "layer '0' has no weights (its shape is (4, 0)): exclude it"),
+        (
+            {"in_features": 0},
+            "layer '0' has no weights (of shape (4, 0)): there is nothing to prune; leave it out with exclude='0'",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -699,7 +702,7 @@ def test_the_warning_of_a_coupled_law_names_the_coupling():
 def test_a_layer_of_one_filter_is_refused():
     with pytest.raises(
         gp.UserError,
-        match=r"^layer '0' has a single filter: sparsity 0.5 would remove all of it, exclude it$",
+        match=r"^layer '0' has a single filter: sparsity 0.5 would remove all of it; leave it out with exclude=.0.$",
     ):
         gp.GibbsPruner(nn.Sequential(nn.Linear(4, 1)), 0.5, "filter")
 

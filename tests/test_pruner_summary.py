@@ -43,13 +43,19 @@ def test_it_prints_as_a_table():
 def test_it_tells_how_much_of_the_network_it_covers():
     model = nn.Sequential(nn.Linear(4, 6), nn.LSTM(6, 8), nn.Bilinear(2, 2, 2))
     model.add_module("last", nn.Linear(8, 3))
+    model.add_module("words", nn.Embedding(5, 4))
+    model.register_parameter("scale", nn.Parameter(torch.ones(2, 1)))
     summary = gp.GibbsPruner(model, sparsity=0.5, include="0").summary()
     total = sum(p.numel() for p in model.parameters())
     assert summary.coverage == 24 / total
-    assert summary.others == {"1.weight_ih_l0": "LSTM", "1.weight_hh_l0": "LSTM", "2.weight": "Bilinear"}
+    assert summary.skipped == dict.fromkeys(["1.weight_ih_l0", "1.weight_hh_l0", "2", "last"], "not included")
+    assert summary.others == {"words": "an embedding, pruned where include names it", "scale": summary.others["scale"]}
+    assert summary.vectors == sum(p.numel() for p in model.parameters() if p.dim() == 1)
     text = str(summary).splitlines()
-    assert f"covers 24 of {total} parameters ({2400 / total:.1f} %, less than half)" in text
-    assert "not prunable: 1.weight_ih_l0 (of LSTM)" in text
+    assert f"covers 24 of {total} parameters ({2400 / total:.1f} %): warning, less than half" in text
+    assert "not pruned: 1.weight_ih_l0 (not included)" in text
+    assert "not prunable: scale (a parameter of Sequential, pruned where include names it)" in text
+    assert f"not prunable: biases, norms and other vectors ({summary.vectors} parameters)" in text
     whole = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter").summary()
     assert whole.others == {}
     assert 0.5 < whole.coverage < 1

@@ -57,7 +57,7 @@ def test_networks_with_few_convolutions_prune_dense_layers():
     assert names(own_networks.perceptron(10)) == ["1", "3"]
     assert names(own_networks.perceptron(10), structure="filter", sparsity=0.5) == ["1", "3"]
     assert names(own_networks.one_convolution(10, 1)) == ["3"]
-    with pytest.raises(UserError, match="holds no convolution and no Linear layer"):
+    with pytest.raises(UserError, match="holds no convolution, dense, recurrent or attention layer"):
         names(nn.Sequential(nn.Flatten(), nn.ReLU()))
 
 

@@ -25,16 +25,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .checks import bad, check_number, check_one_of, check_sparsity, check_whole, listed, number
+from .checks import (
+    bad,
+    check_number,
+    check_one_of,
+    check_sparsity,
+    check_whole,
+    excluding,
+    layers_told,
+    listed,
+    number,
+)
 from .distributed import active
 from .errors import UserError
 from .latency import tables
 from .looking import arguments, plain_eval
 from .schedules import Schedule
 from .selection import Sparsity, targets
-from .site import Site
-from .structures import Structure, as_structure
+from .site import Site, units_of
+from .structures import Structure
 from .threshold import kept_count
+from .weights import Layer
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
 MEASURES = ("weights", "macs", "latency")
@@ -184,10 +195,16 @@ class Targets:
     Args:
         sparsity: a number, a mapping or function from layer name, a :class:`Schedule` or a :class:`Budget`.
         shares: the layers by name, as a budget knows them.
+        tied: layers that go with another one, by the name of that.
     """
 
-    def __init__(self, sparsity: Sparsity | Schedule | Budget, shares: Mapping[str, Share]) -> None:
-        self.given, self.shares = sparsity, dict(shares)
+    def __init__(
+        self,
+        sparsity: Sparsity | Schedule | Budget,
+        shares: Mapping[str, Share],
+        tied: Mapping[str, str] | None = None,
+    ) -> None:
+        self.given, self.shares, self.tied = sparsity, dict(shares), dict(tied or {})
         self.rises = isinstance(sparsity, Schedule)
         self.shared = isinstance(sparsity, Budget)
 
@@ -199,17 +216,18 @@ class Targets:
         if not isinstance(given, Budget):
             return targets(given, names)
         keeps = given.keeps(list(self.shares.values()), means(), epoch)
-        return {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+        found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
+        return found | {name: found[first] for name, first in self.tied.items()}
 
 
 def site_shares(sites: Mapping[str, Site]) -> dict[str, Share]:
     """Sites as a budget of weights knows them."""
-    return {name: Share(site.shape, site.count, site.size, site.size) for name, site in sites.items()}
+    return {name: Share(site.cut, site.count, site.size, site.size) for name, site in sites.items()}
 
 
 def shares_of(
     model: nn.Module,
-    layers: Mapping[str, nn.Module],
+    layers: Mapping[str, Layer],
     structure: Structure,
     sparsity: Any,
     example_inputs: Any = None,
@@ -234,16 +252,28 @@ def shares_of(
         else:
             times = timed(model, layers, structure, example_inputs)
     shares = {}
-    for name, module in layers.items():
-        kind, shape = as_structure(structure, module), tuple(module.weight.shape)  # type: ignore[arg-type]
+    for name, layer in layers.items():
+        kind, shape = layer.structure(structure), layer.view or layer.shape
         size = kind.size(shape)
         count, table = kind.count(shape), None if times is None else times[name]
         shares[name] = Share(shape, count, size, size * uses[name] if table is None else table[-1] / count, table)
+    for name, first in tied_to(layers, sparsity).items():
+        follower, leader = shares.pop(name), shares[first]
+        size, cost = leader.size + follower.size, leader.cost + follower.cost
+        shares[first] = Share((leader.count, size), leader.count, size, cost)
     return shares
 
 
+def tied_to(layers: Mapping[str, Layer], sparsity: Any) -> dict[str, str]:
+    """With a budget, the layers that are shared out with another one, by the name of that."""
+    if not isinstance(sparsity, Budget):
+        return {}
+    firsts = units_of(layers, dict.fromkeys(layers, 0.0))
+    return {name: first for name, first in firsts.items() if name != first}
+
+
 def timed(
-    model: nn.Module, layers: Mapping[str, nn.Module], structure: Structure, example_inputs: Any
+    model: nn.Module, layers: Mapping[str, Layer], structure: Structure, example_inputs: Any
 ) -> dict[str, tuple[float, ...]]:
     """The tables of a budget of latency, where there can be one."""
     if structure.name != "filter":
@@ -252,22 +282,24 @@ def timed(
         )
     if active():
         raise UserError("a budget of latency is measured, and each process would find another: use macs instead")
-    return tables(model, layers, example_inputs)
+    known = {name: layer.module if layer.parameter == "weight" else nn.Module() for name, layer in layers.items()}
+    return tables(model, known, example_inputs)
 
 
 @torch.no_grad()
-def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any) -> dict[str, float]:
+def places(model: nn.Module, layers: Mapping[str, Layer], example_inputs: Any) -> dict[str, float]:
     """At how many places each layer's weight is used for one example: the outputs it makes per filter."""
     args, kwargs = arguments(example_inputs)
     examples = len(next(iter((*args, *kwargs.values()))))
     found, handles = dict.fromkeys(layers, 0.0), []
-    for name, module in layers.items():
-        filters: Any = getattr(module, "out_channels", None) or getattr(module, "out_features", 1)
+    for name, layer in layers.items():
 
-        def count(_: nn.Module, __: Any, out: Tensor, name: str = name, filters: Any = filters) -> None:
-            found[name] += out.numel() / filters / examples
+        def count(module: Any, _: Any, out: Any, name: str = name) -> None:
+            while not isinstance(out, Tensor):
+                out = out[0]  # what attention and recurrent layers give beside their states
+            found[name] += out.numel() / (getattr(module, "out_channels", None) or out.shape[-1]) / examples
 
-        handles.append(module.register_forward_hook(count))
+        handles.append(layer.module.register_forward_hook(count))
     try:
         with plain_eval(model):
             model(*args, **kwargs)
@@ -275,5 +307,6 @@ def places(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: An
         for handle in handles:
             handle.remove()
     if unused := [name for name, uses in found.items() if not uses]:
-        raise UserError(f"layer {unused[0]!r} is not used with these example_inputs: exclude it")
+        told = layers_told(unused, "is not used", "are not used")
+        raise UserError(f"{told} with these example_inputs: leave it out with exclude={excluding(unused, layers)!r}")
     return found

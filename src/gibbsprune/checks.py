@@ -9,7 +9,9 @@ A ``check_…`` refuses what is not of its type. A parser also takes a string fo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any
 
@@ -45,6 +47,42 @@ def one_line(text: str, most: int) -> str:
 def listed(values: Iterable[Any]) -> str:
     """'a', 'b', 'c'."""
     return ", ".join(map(repr, values))
+
+
+def layers_told(names: Iterable[str], one: str = "", many: str = "", after: str = " ") -> str:
+    """The layers that a sentence is about, all of them, and what is said of one or of many.
+
+    >>> layers_told(["a"], "is lazy", "are lazy"), layers_told(["a", "b"], "is lazy", "are lazy")
+    ("layer 'a' is lazy", "layers 'a', 'b' are lazy")
+    """
+    found = list(names)
+    said = one if len(found) == 1 else many
+    return f"layer{'s' * (len(found) > 1)} {listed(found)}{after + said if said else ''}"
+
+
+def excluding(names: Iterable[str], among: Iterable[str]) -> str | list[str]:
+    """What to give as ``exclude`` to leave out these layers and no others: one pattern, where there is one.
+
+    >>> excluding(["body.0.conv", "body.1.conv"], ["body.0.conv", "body.1.conv", "head"])
+    'body*conv'
+    >>> excluding(["a", "c"], ["a", "b", "c"])
+    ['a', 'c']
+    """
+    found = list(names)
+    others = [name for name in among if name not in found]
+    start = _common(found)
+    end = _common([name[len(start) :][::-1] for name in found])[::-1]
+    alike = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in found))
+    for patterns in (found[:1] if len(found) == 1 else [f"{start}*{end}"], alike):
+        if not any(fnmatchcase(name, pattern) for name in others for pattern in patterns):
+            return patterns[0] if len(patterns) == 1 else patterns
+    return found
+
+
+def _common(names: list[str]) -> str:
+    """What all names begin with."""
+    first, last = min(names), max(names)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))]
 
 
 def check_one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:

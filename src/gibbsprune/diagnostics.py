@@ -170,7 +170,8 @@ class _Record:
 
     def add(self, mask: Tensor, counts: bool) -> None:
         site = self.site
-        self.energies.append(float(energy(mask, self.weight, site.hamiltonian, site.structure, site.sparsity)))
+        cut = mask.reshape(site.cut), self.weight.reshape(site.cut)
+        self.energies.append(float(energy(*cut, site.hamiltonian, site.structure, site.sparsity)))
         self.magnetisations.append(2 * float(mask.float().mean()) - 1)
         if self.last is not None and counts:
             self.flips.append(float((mask != self.last).float().mean()))

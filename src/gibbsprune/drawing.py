@@ -8,14 +8,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .checks import layers_told
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
 from .distributed import Whole, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .importance import Score
 from .law import Law
-from .masking import GibbsMasked, attach, burn, check_masked, stored_weight
+from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
-from .site import Site
+from .site import Site, units
+from .weights import Layer, path
 
 
 class Drawing:
@@ -36,7 +38,7 @@ class Drawing:
     def __init__(
         self,
         model: nn.Module,
-        layers: Mapping[str, nn.Module],
+        layers: Mapping[str, Layer],
         sites: Mapping[str, Site],
         pruned: set[str],
         gradient: str,
@@ -53,17 +55,24 @@ class Drawing:
         self.scores: dict[str, Score] = {}
         self.warm = any(site.warm for site in sites.values())
         self.masks = {
-            name: GibbsMasked(module.weight, sites[name].structure, sites[name].sparsity, gradient, survivors)  # type: ignore[arg-type]
-            for name, module in self.layers.items()
+            name: GibbsMasked(
+                layer.weight, sites[name].structure, sites[name].sparsity, gradient, survivors, sites[name].view
+            )
+            for name, layer in self.layers.items()
         }
-        for name, module in self.layers.items():
-            attach(module, self.masks[name])
+        for name, layer in self.layers.items():
+            masked = self.masks[name]
+            attach(layer.module, masked, layer.parameter)
             if importance != "magnitude":
-                masked = self.masks[name]
-                self.scores[name] = masked.score = Score(importance, module, stored_weight(module), masked.seeing)
-            rehome(model, stored_weight(module), module.parametrizations["weight"], "original")  # type: ignore[index,arg-type]
-        own = ("mask", "converged", "extra", "lost")
-        leave_out(model, [f"{name}.parametrizations.weight.0.{buffer}" for name in self.masks for buffer in own])
+                self.scores[name] = masked.score = Score(importance, layer.module, layer.stored, masked.seeing)
+            rehome(model, layer.stored, layer.module.parametrizations[layer.parameter], "original")  # type: ignore[index,arg-type]
+        for unit in units(list(sites.values())):
+            together = [(self.layers[name], sites[name]) for name in (list(sites)[i] for i in unit)]
+            for layer, _ in together if len(together) > 1 else ():
+                self.masks[layer.name].tie(together)
+        own = ("mask", "converged", "extra", "lost", "joint")
+        where = [path(layer.owner, f"parametrizations.{layer.parameter}.0") for layer in self.layers.values()]
+        leave_out(model, [f"{masked}.{buffer}" for masked in where for buffer in own])
 
     def check(self) -> None:
         """Refuses layers that have been exchanged since they were masked."""
@@ -72,14 +81,13 @@ class Drawing:
     def check_finite(self, steps: int) -> None:
         """Refuses weights that are no numbers any more, of which no mask can be drawn."""
         reshard(self.model)
-        weights = {name: stored_weight(module) for name, module in self.layers.items()}
+        weights = {name: layer.stored for name, layer in self.layers.items()}
         if any(weight.is_cuda for weight in weights.values()) and torch.cuda.is_current_stream_capturing():
             return  # a captured graph must not wait for an answer
         finite = {name: torch.isfinite(whole(weight)).all() for name, weight in weights.items()}
         if lost := [name for name, all_finite in finite.items() if not bool(all_finite)]:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             raise UserError(
-                f"layer {lost[0]!r}{more} holds NaN or infinite weights after {steps} steps: the training has "
+                f"{layers_told(lost, 'holds', 'hold')} NaN or infinite weights after {steps} steps: the training has "
                 "diverged; a smaller learning rate or clipped gradients may help"
             )
 
@@ -163,14 +171,14 @@ class Drawing:
     def by_device(self) -> list[tuple[str, ...]]:
         """Layers that are really pruned, together where their weights are on the same device."""
         groups: dict[torch.device, list[str]] = {}
-        for name, module in self.layers.items():
+        for name, layer in self.layers.items():
             if name in self.pruned:
-                groups.setdefault(stored_weight(module).device, []).append(name)
+                groups.setdefault(layer.stored.device, []).append(name)
         return [tuple(names) for names in groups.values()]
 
     def _weights(self, names: tuple[str, ...]) -> Whole:
         """What the laws are of: the weights, or the scores in their place."""
-        stored = {name: stored_weight(self.layers[name]) for name in names}
+        stored = {name: self.layers[name].stored for name in names}
         return Whole(self.scores[name](weight) if name in self.scores else weight for name, weight in stored.items())
 
     def _law(self, names: tuple[str, ...]) -> Law:
@@ -212,9 +220,10 @@ class Drawing:
                 lost.update(zip(names, self._law(names).lost(self._weights(names))))
         for score in self.scores.values():
             score.detach()
-        for name, module in self.layers.items():
-            burn(module, masks.get(name, torch.ones_like(self.masks[name].mask)), lost.get(name))
-            rehome(self.model, module.weight, module, "weight")  # type: ignore[arg-type]
+        for name, layer in self.layers.items():
+            mask = masks.get(name, torch.ones_like(self.masks[name].mask))
+            burn(layer.module, mask, lost.get(name), layer.parameter)
+            rehome(self.model, layer.stored, layer.module, layer.parameter)
 
 
 def _betas(beta: float, device: torch.device) -> Tensor:

@@ -23,9 +23,9 @@ from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .distributed import cut_like, is_sharded, whole
-from .structures import PRUNABLE
+from .weights import prunable
 
-RECORD = "_held_zeros"  # the attribute of a held layer
+RECORD = "_held_zeros"  # the attribute of a held layer, with the name of the parameter behind it
 
 _lock = threading.Lock()
 _layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -35,8 +35,10 @@ _listening: list[Any] = []  # the handles of the hooks
 class _Zeros:
     """Where a layer's weight is held at zero, and the state of the weight when it was last known to be zero there."""
 
-    def __init__(self, layer: nn.Module, where: Tensor, weight: nn.Parameter, hooked: int | None = None) -> None:
-        self.layer, self.where, self.state = weakref.ref(layer), where, _state(weight)
+    def __init__(
+        self, layer: nn.Module, parameter: str, where: Tensor, weight: nn.Parameter, hooked: int | None = None
+    ) -> None:
+        self.layer, self.parameter, self.where, self.state = weakref.ref(layer), parameter, where, _state(weight)
         self.hooked = hooked  # the weight whose gradient is masked
         self.shard: nn.Parameter | None = None  # what is trained while ``fully_shard`` shows the gathered weight
         with _lock:
@@ -53,22 +55,22 @@ class _Zeros:
         copies = memo.get(id(layer)), memo.get(id(weight))
         if weight is None or copies[0] is None or copies[1] is None or self.state != _state(weight):
             return None
-        return _Zeros(copies[0], self.where.clone(), copies[1])
+        return _Zeros(copies[0], self.parameter, self.where.clone(), copies[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a layer that is saved whole is an ordinary one
 
     def weight(self, layer: nn.Module) -> nn.Parameter | None:
         """The parameter that is trained as the layer's weight; it may lie under a parametrisation."""
-        weight = _weight(layer)
+        weight = _weight(layer, self.parameter)
         return weight if weight is None or self.shard is None or is_sharded(weight) else self.shard
 
     def watch(self, weight: nn.Parameter) -> None:
         """Remembers a shard, and sees to it that gradients are masked, of what may be another weight than before."""
         self.shard = weight if is_sharded(weight) else None
         if weight.requires_grad and self.hooked != id(weight):
-            layer = self.layer
-            weight.register_hook(lambda gradient: _masked(layer(), gradient))
+            layer, parameter = self.layer, self.parameter
+            weight.register_hook(lambda gradient: _masked(layer(), parameter, gradient))
             self.hooked = id(weight)
 
     def last(self, layer: nn.Module, weight: nn.Parameter) -> bool:
@@ -78,7 +80,7 @@ class _Zeros:
         self.state = _state(weight)  # somebody has written
         if weight.shape == self.where.shape and not _any((weight.detach() != 0).logical_and_(self.on(weight))):
             return True
-        layer.__dict__.pop(RECORD, None)
+        layer.__dict__.pop(RECORD + self.parameter, None)
         warnings.warn(
             "other weights were written over zeros that were held, and are trained freely from here on; "
             "gibbsprune.hold_zeros(model) holds the zeros that there are",
@@ -100,41 +102,46 @@ class _Zeros:
         return self.where
 
 
-def hold(module: nn.Module, mask: Tensor) -> None:
-    """Keeps ``module.weight`` zero where ``mask`` is False, until other weights are written over these zeros."""
-    before, weight = _record(module), _weight(module)
+def hold(module: nn.Module, mask: Tensor, parameter: str = "weight") -> None:
+    """Keeps a parameter of ``module`` zero where ``mask`` is False, until others are written over these zeros."""
+    before, weight = _record(module, parameter), _weight(module, parameter)
     assert weight is not None
-    module.__dict__[RECORD] = _Zeros(module, ~mask, weight, before.hooked if before else None)
+    module.__dict__[RECORD + parameter] = _Zeros(module, parameter, ~mask, weight, before.hooked if before else None)
 
 
 def hold_zeros(model: nn.Module) -> nn.Module:
-    """Keeps the exact zeros of all convolution and Linear weights of ``model`` zero while it is trained on.
+    """Keeps the exact zeros of all weights of ``model`` that can be pruned zero while it is trained on.
 
     ``GibbsPruner.finalize`` does this itself, and copies of its model take it along; call it on a pruned model loaded
     from disk before fine-tuning it.
     """
-    for module in model.modules():
-        if isinstance(module, PRUNABLE) and isinstance(module.weight, nn.Parameter):
-            mask = whole(module.weight) != 0
+    for layer in prunable(model).values():
+        if isinstance(layer.weight, nn.Parameter):
+            mask = whole(layer.weight) != 0
             if not bool(mask.all()):
-                hold(module, mask)
+                hold(layer.module, mask, layer.parameter)
     return model
 
 
-def held() -> list[nn.Module]:
-    """The layers whose zeros are held, as they are now; other threads may hold more."""
+def held() -> list[tuple[nn.Module, _Zeros]]:
+    """The layers whose zeros are held, as they are now, with each of their records; other threads may hold more."""
     with _lock:
-        return [layer for layer in _layers if _record(layer) is not None]
+        return [
+            (layer, record)
+            for layer in _layers
+            for name, record in layer.__dict__.items()
+            if name.startswith(RECORD) and record is not None
+        ]
 
 
-def _record(layer: nn.Module) -> _Zeros | None:
-    return layer.__dict__.get(RECORD)
+def _record(layer: nn.Module, parameter: str) -> _Zeros | None:
+    return layer.__dict__.get(RECORD + parameter)
 
 
-def _weight(module: nn.Module) -> nn.Parameter | None:
-    if parametrize.is_parametrized(module, "weight"):
-        return getattr(module.parametrizations["weight"], "original", None)  # type: ignore[index]
-    return module._parameters.get("weight")
+def _weight(module: nn.Module, parameter: str) -> nn.Parameter | None:
+    if parametrize.is_parametrized(module, parameter):
+        return getattr(module.parametrizations[parameter], "original", None)  # type: ignore[index]
+    return module._parameters.get(parameter)
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
@@ -142,8 +149,8 @@ def _state(weight: Tensor) -> tuple[int, int]:
     return id(weight), weight._version
 
 
-def _masked(layer: nn.Module | None, gradient: Tensor) -> Tensor:
-    zeros = None if layer is None else _record(layer)
+def _masked(layer: nn.Module | None, parameter: str, gradient: Tensor) -> Tensor:
+    zeros = None if layer is None else _record(layer, parameter)
     if layer is None or zeros is None or (weight := zeros.weight(layer)) is None or not zeros.last(layer, weight):
         return gradient
     return gradient.masked_fill(zeros.on(gradient), 0)
@@ -158,10 +165,9 @@ def _held_by(optimizer: torch.optim.Optimizer) -> list[tuple[_Zeros, nn.Module, 
     """The held layers whose weights an optimiser trains."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found = []
-    for layer in held():
-        zeros = _record(layer)
-        weight = None if zeros is None else zeros.weight(layer)
-        if zeros is not None and weight is not None and id(weight) in trained:
+    for layer, zeros in held():
+        weight = zeros.weight(layer)
+        if weight is not None and id(weight) in trained:
             found.append((zeros, layer, weight))
     return found
 

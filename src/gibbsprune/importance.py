@@ -13,23 +13,28 @@ The scores' scale is arbitrary, so that the temperature must have none either: a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .checks import bad, check_one_of
+from .checks import bad, check_one_of, excluding, layers_told
 from .errors import UserError
 from .hamiltonians import Hamiltonian
+from .structures import PRUNABLE
+from .weights import Layer
 
 KINDS = ("magnitude", "taylor", "wanda")
 NEW = 0.01  # the share of a step in the average
 
 
-def check_importance(kind: str, hamiltonian: Hamiltonian, gradient: str = "masked") -> None:
+def check_importance(
+    kind: str, hamiltonian: Hamiltonian, gradient: str = "masked", layers: Mapping[str, Layer] | None = None
+) -> None:
     """Scores have no unit, no known derivative, and in several processes are not the same everywhere."""
+    check_inputs(kind, layers or {})
     check_one_of("importance", kind, KINDS)
     if kind == "magnitude":
         return
@@ -40,6 +45,17 @@ def check_importance(kind: str, hamiltonian: Hamiltonian, gradient: str = "maske
         raise bad("importance", kind, "'magnitude' with gradient 'law'")
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise UserError(f"importance is {kind!r}, which several processes would not agree on: allowed is 'magnitude'")
+
+
+def check_inputs(kind: str, layers: Mapping[str, Layer]) -> None:
+    """The inputs that weights are multiplied by are known of convolutions and Linears."""
+    known = {n for n, one in layers.items() if isinstance(one.module, PRUNABLE) and one.parameter == "weight"}
+    others = [name for name in layers if name not in known]
+    if kind == "wanda" and others:
+        raise UserError(
+            f"importance is 'wanda', which is of the inputs of convolutions and Linears, and so not of "
+            f"{layers_told(others)}: use 'taylor', or leave out with exclude={excluding(others, layers)!r}"
+        )
 
 
 def add_gradient(score: Tensor, weight: Tensor, gradient: Tensor, seen: Tensor) -> None:

@@ -19,8 +19,8 @@ def interaction(site: Site) -> tuple[tuple[int, ...], tuple[int, ...], int, bool
     energy = site.hamiltonian
     if not isinstance(energy, Coupled):
         return (), (), site.sweeps or 0, site.warm
-    layout = () if energy.order(site.shape, site.structure) is None else site.shape
-    return energy.grid(site.shape, site.structure), layout, site.sweeps or 0, site.warm
+    layout = () if energy.order(site.cut, site.structure) is None else site.cut
+    return energy.grid(site.cut, site.structure), layout, site.sweeps or 0, site.warm
 
 
 class Interacting(Stack):
@@ -28,8 +28,8 @@ class Interacting(Stack):
 
     hamiltonian: Coupled
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        super().__init__(sites, members)
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(sites, units)
         pairs = self.sites[0].pairing
         assert pairs is not None
         self.pairs: Graph = pairs
@@ -83,7 +83,7 @@ class Interacting(Stack):
 
     def _masks(self, masks: Sequence[Tensor]) -> Tensor:
         """The masks of all sites, one value per element that interacts."""
-        rows = torch.cat([s.structure.rows(masks[i]) for i, s in zip(self.members, self.sites)])
+        rows = torch.cat([s.rows(masks[i]) for (i,), s in zip(self.units, self.sites)])
         return rows[:, :1] if self.hamiltonian.whole else rows
 
     def _arranged(self, values: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Interacting(Stack):
 
     def _order(self, device: torch.device) -> Tensor | None:
         """All rows in the order in which they interact, where that is not their own; sites then have one shape."""
-        order = self.hamiltonian.order(self.sites[0].shape, self.sites[0].structure)
+        order = self.hamiltonian.order(self.sites[0].cut, self.sites[0].structure)
         if order is None:
             return None
         make = lambda: torch.cat([order + k * len(order) for k in range(len(self.sites))])  # noqa: E731

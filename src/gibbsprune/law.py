@@ -21,7 +21,7 @@ from .interacting import Interacting, interaction
 from .lanes import Lanes
 from .limited import Limited
 from .samplers import SWEEPS, Rows, Source, draw, kernel
-from .site import Site
+from .site import Site, units
 from .stacks import Stack
 from .structures import Structure, as_structure, given_sparsity
 from .threshold import CHUNK, check_weight, converged_mask
@@ -42,6 +42,11 @@ def independent_kind(hamiltonian: Hamiltonian, sampler: str, size: int) -> str |
     return "square" if type(hamiltonian) is Quadratic else None
 
 
+def split(unit: Sequence[Site]) -> int:
+    """Where the chromatic sampler cuts the rows of a unit in two."""
+    return unit[0].split if len(unit) == 1 else (sum(site.size for site in unit) + 1) // 2
+
+
 class Law:
     """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
@@ -52,19 +57,20 @@ class Law:
     def __init__(self, sites: Sequence[Site], lanes: bool = False) -> None:
         self.sites = [site.checked() for site in sites]
         self.runs = 1 + max((site.run for site in self.sites), default=0)
-        groups: dict[tuple, list[int]] = {}
-        for index, site in enumerate(self.sites):
-            alone = index if math.prod(site.shape) > LARGE else -1
-            split = site.structure.split(site.shape)
+        groups: dict[tuple, list[tuple[int, ...]]] = {}
+        for unit in units(self.sites):
+            tied = [self.sites[i] for i in unit]
+            site, size = tied[0], sum(part.size for part in tied)
+            alone = unit[0] if sum(math.prod(part.shape) for part in tied) > LARGE else -1
             own = (site.limits or (), *interaction(site))
-            key = (site.hamiltonian, site.sampler, site.structure.name, site.size, split, *own, alone)
-            groups.setdefault(key, []).append(index)
+            key = (site.hamiltonian, site.sampler, site.structure.name, size, split(tied), *own, alone)
+            groups.setdefault(key, []).append(unit)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
-        ordered = [sorted(groups[key], key=lambda i: self.sites[i].run) for key in keys]
+        ordered = [sorted(groups[key], key=lambda unit: self.sites[unit[0]].run) for key in keys]
         self.groups: list[_Group | Limited | Interacting] = []
         for members in ordered:
-            first = self.sites[members[0]]
+            first = self.sites[members[0][0]]
             kind = Limited if first.limits else Interacting if first.pairing else _Group
             self.groups.append(kind(self.sites, members))
         self.lanes = Lanes() if lanes else None
@@ -73,7 +79,7 @@ class Law:
         """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
         self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
         for group in self.groups:
-            group.segments.set_sparsities([self.sites[i].sparsity for i in group.members])
+            group.segments.set_sparsities([self.sites[unit[0]].sparsity for unit in group.units])
 
     def draw(
         self,
@@ -148,11 +154,11 @@ class Law:
 
 
 class _Group(Stack):
-    """Sites whose neighbourhoods are kept or removed whole."""
+    """Units whose neighbourhoods are kept or removed whole."""
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        super().__init__(sites, members)
-        self.split = self.sites[0].structure.split(self.sites[0].shape)
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(sites, units)
+        self.split = split(self.tied[0])
         self.kind = independent_kind(self.hamiltonian, self.sampler, self.size)
 
     def draw(

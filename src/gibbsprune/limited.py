@@ -30,8 +30,8 @@ NEVER = 1e34  # that of what fills up a group, and is kept by none
 class Limited(Stack):
     """Sites with the same limits."""
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        super().__init__(sites, members)
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(sites, units)
         limits = self.sites[0].limits
         assert limits is not None
         self.limits, (self.least, self.most) = limits, limits
@@ -45,7 +45,7 @@ class Limited(Stack):
         """Which elements of the rows are no weights."""
 
         def make() -> Tensor:
-            return torch.cat([~s.structure.rows(torch.ones(s.shape, dtype=torch.bool)) for s in self.sites])
+            return torch.cat([~s.rows(torch.ones(s.shape, dtype=torch.bool)) for s in self.sites])
 
         return self.segments.constant("filling", device, make)
 

@@ -1,4 +1,4 @@
-"""Masked layers: the stored weight times a mask, as a parametrisation of ``module.weight``.
+"""Masked layers: the stored weight times a mask, as a parametrisation of ``module.weight`` or another parameter.
 
 Invariants: the stored weight (``parametrizations.weight.original``) is never written by a mask; nothing is rescaled.
 For the gradient g at the masked weight w·x the mask is a constant unless the layer says otherwise:
@@ -16,22 +16,23 @@ Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .checks import check_one_of
-from .distributed import cut_like, plain_class
+from .checks import check_one_of, layers_told
+from .converging import Converged, limit, refresh, refresh_
+from .distributed import cut_like, plain_class, whole
 from .errors import UserError
 from .importance import Score
-from .site import GRADIENTS
-from .structures import Structure, as_structure, is_ours
-from .survivors import SURVIVORS, shrunk_mask
-from .threshold import converged_mask
+from .recurrent import follow_masks
+from .site import GRADIENTS, Site, joint_rows
+from .structures import Filter, Structure, is_ours
+from .survivors import SURVIVORS
+from .weights import Layer
 
 
 class Masked(nn.Module):
@@ -44,6 +45,7 @@ class Masked(nn.Module):
     mask: Tensor
     extra: Tensor | None
     lost: Tensor | None
+    order: tuple[str, ...] = ()  # of the parameters of the module before any of them was masked
 
     def __init__(self, weight: Tensor, gradient: str = "masked", survivors: str = "whole") -> None:
         super().__init__()
@@ -77,6 +79,7 @@ class GibbsMasked(Masked):
     """
 
     converged: Tensor
+    together: Sequence[tuple[Layer, Site]] = ()  # the layers of its unit with their sites, itself among them
 
     def __init__(
         self,
@@ -85,9 +88,10 @@ class GibbsMasked(Masked):
         sparsity: float,
         gradient: str = "masked",
         survivors: str = "whole",
+        view: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(weight, gradient, survivors)
-        self.structure, self.sparsity = structure, sparsity
+        self.structure, self.sparsity, self.view = structure, sparsity, view or tuple(weight.shape)
         like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
         self.register_buffer("converged", torch.ones_like(like), persistent=False)
         self.score: Score | None = None  # what the law is of, where that is not the weight
@@ -96,110 +100,67 @@ class GibbsMasked(Masked):
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
+        if self.together:
+            return weight * self._of_unit(weight)
         kind = self.structure
         if self.score is not None:
-            return weight * _limit(self.score(weight), self.sparsity, kind, self.lost is not None)
+            return weight * limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * _Converged.apply(weight, self.sparsity, kind, self.lost is not None)
+            return weight * Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return weight * _limit(weight, self.sparsity, kind, self.lost is not None)
+            return weight * limit(weight, self.sparsity, kind, self.lost is not None, self.view)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
-        bring = refresh_ if traced else _refresh
-        bring(self.converged, self.seen, weight.detach(), self.sparsity, kind.spelling, kind.transposed, kind.groups)
+        bring = refresh_ if traced else refresh
+        seen = weight.detach().reshape(self.view)
+        bring(self.converged, self.seen, seen, self.sparsity, kind.spelling, kind.transposed, kind.groups)
         return weight * self.converged
 
+    def tie(self, together: Sequence[tuple[Layer, Site]]) -> None:
+        """From now on x_cvg is that of several layers, whose rows are one neighbourhood each."""
+        self.together = list(together)
+        rows = self.converged.new_ones(together[0][1].count, sum(site.size for _, site in together))
+        self.register_buffer("joint", rows, persistent=False)
 
-class _Converged(torch.autograd.Function):
-    """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
-
-    @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
-        return _limit(weight, sparsity, structure, shrunk)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
-        return torch.stack([_Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
-
-
-def _limit(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool) -> Tensor:
-    """What a weight is multiplied by in the limit: x_cvg, or what it leaves of survivors that are shrunk."""
-    return (shrunk_mask if shrunk else converged_mask)(weight, sparsity, structure)
+    def _of_unit(self, weight: Tensor) -> Tensor:
+        """Its part of what is left in the limit of all layers of its unit."""
+        masks = [_chains(layer.module)[layer.parameter][0] for layer, _ in self.together]
+        weights = [weight if mask is self else whole(layer.stored) for mask, (layer, _) in zip(masks, self.together)]
+        sites = [site for _, site in self.together]
+        rows = joint_rows([mask.score(w) if mask.score else w for mask, w in zip(masks, weights)], sites)
+        how = self.sparsity, Filter(), self.lost is not None, tuple(rows.shape)
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if self.score is not None:
+            joint = limit(rows, *how)
+        elif not traced and torch._C._are_functorch_transforms_active():
+            joint = Converged.apply(rows, *how)
+        else:
+            joint = cast(Tensor, self.joint)
+            (refresh_ if traced else refresh)(joint, self.seen, rows, self.sparsity, "filter", False, 1)
+        parts = joint.split([site.size for site in sites], 1)
+        return next(site.unrows(part) for mask, site, part in zip(masks, sites, parts) if mask is self)
 
 
-def _refresh(
-    converged: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    sparsity: float,
-    structure: str,
-    transposed: bool,
-    groups: int,
-) -> None:
-    """Brings ``converged`` up to date with ``weight`` if the weight has changed since ``seen``."""
-    now = _state(weight)
-    if now[0] >= 0 and seen.tolist()[: len(now)] == now:
-        return
-    kind = replace(as_structure(structure), transposed=transposed, groups=groups)
-    converged.copy_(_limit(weight, sparsity, kind, converged.is_floating_point()))
-    seen[: len(now)] = torch.tensor(now)
-
-
-#: The same as an operator of its own, so that ``torch.compile`` keeps it in the graph and it runs at every call.
-refresh_ = torch.library.custom_op("gibbsprune::refresh_", _refresh, mutates_args=("converged", "seen"))
-
-
-def _state(weight: Tensor) -> list[int]:
-    """What tells one state of a weight from another: version, place, and the sum of its bits.
-
-    The sum is for writers that count no versions: ``weight.data``, numpy views, replayed CUDA graphs.
-    """
-    try:
-        version = weight._version
-    except RuntimeError:  # inference tensors count no versions
-        version = -1
-    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        return [version, weight.data_ptr()]  # a captured graph must not wait for a sum
-    bits = weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()])
-    return [version, weight.data_ptr(), int(bits.sum())]
-
-
-@refresh_.register_fake
-def _(
-    converged: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    sparsity: float,
-    structure: str,
-    transposed: bool,
-    groups: int,
-) -> None:
-    return None
-
-
-def attach(module: nn.Module, masked: Masked) -> None:
-    """Puts a mask on ``module.weight``, which stays the same object with all that hangs on it.
+def attach(module: nn.Module, masked: Masked, name: str = "weight") -> None:
+    """Puts a mask on a parameter of ``module``, which stays the same object with all that hangs on it.
 
     torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
     """
-    weight, alone = cast(nn.Parameter, module.weight), not parametrize.is_parametrized(module)
-    module.weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
-    parametrize.register_parametrization(module, "weight", masked, unsafe=True)
-    cast(nn.ModuleDict, module.parametrizations)["weight"].original = weight
+    weight, alone = cast(nn.Parameter, getattr(module, name)), not parametrize.is_parametrized(module)
+    others = [] if alone else [part for chain in _chains(module).values() for part in chain]
+    masked.order = next((part.order for part in others if isinstance(part, Masked)), tuple(module._parameters))
+    setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta")))
+    parametrize.register_parametrization(module, name, masked, unsafe=True)
+    _chains(module)[name].original = weight
     if alone:
         type(module).__reduce_ex__ = _reduce  # type: ignore[method-assign, assignment]  # the class is the module's own
+    if isinstance(module, nn.RNNBase) and alone:
+        follow_masks(module)
+
+
+def _chains(module: nn.Module) -> Any:
+    """The parametrisations of each parametrised parameter of a module."""
+    return module.parametrizations
 
 
 def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
@@ -212,54 +173,70 @@ def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
         raise UserError("a masked layer in shards cannot be pickled: save its state_dict()")
     state = dict(module.__dict__)
     modules = dict(module._modules)
-    chain = cast(nn.ModuleDict, modules.pop("parametrizations"))
-    if list(chain) != ["weight"] or len(chain["weight"]) != 1:  # type: ignore[arg-type]
+    chains = cast(Any, modules.pop("parametrizations"))
+    if not all(len(chain) == 1 and isinstance(chain[0], Masked) for chain in chains.values()):
         raise UserError("a masked layer with further parametrisations cannot be pickled: save its state_dict()")
     state["_modules"] = modules
-    masked, weight = chain["weight"][0], chain["weight"].original  # type: ignore[index]
-    return _empty, (type(module).__bases__[0],), (state, masked, weight), None, None, _mask_again
+    masks = {name: (chain[0], chain.original) for name, chain in chains.items()}
+    return _empty, (type(module).__bases__[0],), (state, masks), None, None, _mask_again
 
 
 def _empty(cls: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-def _mask_again(module: nn.Module, saved: tuple[dict[str, Any], Masked, nn.Parameter]) -> None:
-    state, masked, weight = saved
+def _mask_again(module: nn.Module, saved: tuple[dict[str, Any], Mapping[str, tuple[Masked, nn.Parameter]]]) -> None:
+    state, masks = saved
     module.__setstate__(state)
-    module.weight = weight
-    attach(module, masked)
+    order = next(iter(masks.values()))[0].order
+    for name, (_, weight) in masks.items():
+        module._parameters[name] = weight
+    _sort(module, order)
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
+    for name, (masked, _) in masks.items():
+        attach(module, masked, name)
 
 
-def stored_weight(module: nn.Module) -> nn.Parameter:
+def _sort(module: nn.Module, order: Sequence[str]) -> None:
+    """Gives the parameters of a module the order that they had."""
+    parameters = module._parameters
+    for name in sorted(parameters, key=lambda name: order.index(name) if name in order else len(order)):
+        parameters[name] = parameters.pop(name)
+
+
+def stored_weight(module: nn.Module, name: str = "weight") -> nn.Parameter:
     """The weight under the mask, which the optimiser trains."""
     parametrizations = cast(nn.ModuleDict, module.parametrizations)
-    return cast(nn.Parameter, parametrizations["weight"].original)
+    return cast(nn.Parameter, parametrizations[name].original)
 
 
 def masked_layers(model: nn.Module) -> set[str]:
     """The names of the layers that carry a mask, whoever draws it."""
     return {
-        name
-        for name, module in model.named_modules()
-        if parametrize.is_parametrized(module, "weight")
-        and any(isinstance(part, Masked) for part in module.parametrizations["weight"])
+        Layer(owner, module, name).name
+        for owner, module in model.named_modules()
+        if parametrize.is_parametrized(module)
+        for name, chain in _chains(module).items()
+        if any(isinstance(part, Masked) for part in chain)
     }
 
 
-def check_masked(model: nn.Module, layers: Mapping[str, nn.Module], masks: Mapping[str, Masked]) -> None:
+def check_masked(model: nn.Module, layers: Mapping[str, Layer], masks: Mapping[str, Masked]) -> None:
     """Refuses layers that have been exchanged, or whose weight has been parametrised, since they were masked.
 
     A layer may have moved in the model, as into a wrapper.
     """
     modules = set(model.modules())
-    for name, module in layers.items():
-        if module not in modules:
-            raise UserError(
-                f"layer {name!r} is no longer in the model: exchange layers before the pruner is made, or after "
-                "finalize()"
-            )
-        over = list(module.parametrizations["weight"]) if parametrize.is_parametrized(module, "weight") else []  # type: ignore[index]
+    if gone := [name for name, layer in layers.items() if layer.module not in modules]:
+        told = layers_told(gone, "is", "are")
+        raise UserError(
+            f"{told} no longer in the model: exchange layers before the pruner is made, or after finalize()"
+        )
+    for name, layer in layers.items():
+        module, parameter = layer.module, layer.parameter
+        masked = parametrize.is_parametrized(module, parameter)
+        over = list(module.parametrizations[parameter]) if masked else []  # type: ignore[index]
         if over != [masks[name]]:
             others = ", ".join(type(part).__name__ for part in over if part is not masks[name])
             raise UserError(
@@ -290,7 +267,7 @@ def _own_class(module: nn.Module) -> None:
     module.__class__ = type(cls.__name__, cls.__bases__, content)
 
 
-def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None) -> None:
+def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None, name: str = "weight") -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
 
     Survivors lose the share ``lost`` of their value.
@@ -298,14 +275,15 @@ def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None) -> None:
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
     """
-    weight = stored_weight(module)
+    weight = stored_weight(module, name)
+    order = cast(Any, module.parametrizations)[name][0].order
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
         if lost is not None:
             weight.mul_(1 - cut_like(lost, weight))
     with plain_class(module):
         _own_class(module)
-        parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-    parameters = module._parameters
-    for name in [name for name in parameters if name != "weight"]:
-        parameters[name] = parameters.pop(name)
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+    _sort(module, order)
+    if isinstance(module, nn.RNNBase) and not parametrize.is_parametrized(module):
+        module._init_flat_weights()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .budgets import Budget, Targets, shares_of
+from .budgets import Budget, Targets, shares_of, tied_to
 from .checks import bad, check_one_of, check_whole
+from .couplings import Coupled
 from .diagnostics import Diagnostics
 from .distributed import compare_ranks, whole
 from .drawing import Drawing
@@ -22,16 +22,17 @@ from .hamiltonians import Hamiltonian, as_hamiltonian
 from .holding import hold
 from .importance import check_importance
 from .law import CONVERGED
-from .masking import GibbsMasked, stored_weight
+from .masking import GibbsMasked
 from .samplers import SWEEPS
 from .saving import pack, read_state
 from .schedules import Schedule
 from .selection import Selectors, Sparsity, select
-from .site import Site, check_device, check_gradient, layer_site
-from .structures import Structure, as_structure, given_sparsity
+from .site import check_gradient, layer_sites
+from .structures import Filter, Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
 from .threshold import mean_squares
+from .weights import untied
 
 TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
@@ -51,7 +52,7 @@ class GibbsPruner:
         model = pruner.finalize()
 
     Args:
-        model: any module; its convolutions and Linears are masked in place.
+        model: any module; its weights (:mod:`gibbsprune.weights`) are masked in place.
         sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a mapping or function from layer
             name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
             all layers together.
@@ -61,9 +62,9 @@ class GibbsPruner:
             ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
             relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
-        include: the layers to prune, by name patterns, module types or predicates (see
-            :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose outputs leave
-            the network, and with filters but the projections of shortcuts.
+        include: the layers to prune, by name patterns, module types or predicates, or as a mapping from patterns to
+            structures (see :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose
+            outputs leave the network, and with filters but the projections of shortcuts.
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
@@ -108,17 +109,22 @@ class GibbsPruner:
         kind = self._kind = as_structure(structure)
         if sparsity is None or isinstance(sparsity, (int, float)):
             sparsity = given_sparsity(sparsity, kind)
-        if kind.limited and isinstance(sparsity, (Schedule, Budget)):
-            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {kind.spelling!r}")
         self.masks: dict[str, GibbsMasked] = {}
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
-        self._layers, self._skipped = select(model, kind, include, exclude, example_inputs)
-        self._plan = Targets(sparsity, shares_of(model, self._layers, kind, sparsity, example_inputs))
+        self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
+        if isinstance(self.hamiltonian, Coupled):  # whose pairs are those of one layer
+            self.layers = untied(self.layers)
+        kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
+        limited = [own.spelling for own in kinds.values() if own.limited]
+        if limited and isinstance(sparsity, (Schedule, Budget)):
+            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {limited[0]!r}")
+        shares = shares_of(model, self.layers, kind, sparsity, example_inputs)
+        self._plan = Targets(sparsity, shares, tied_to(self.layers, sparsity))
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = {name: replace(self._site(name, kind, sampler), warm=warm) for name in self._layers}
+        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler, warm=warm)
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
-        check_importance(importance, self.hamiltonian, gradient)
+        check_importance(importance, self.hamiltonian, gradient, self.layers)
         for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
@@ -128,8 +134,8 @@ class GibbsPruner:
         self.beta: float = self._beta(0)
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
         self.steps, self.finalized = 0, False
-        pruned = {name for name in self._layers if self._targets[name] or self._plan.shared}
-        self._drawing = Drawing(model, self._layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
+        pruned = {name for name in self.layers if self._targets[name] or self._plan.shared}
+        self._drawing = Drawing(model, self.layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
             self._set_sparsities(first)
@@ -138,20 +144,13 @@ class GibbsPruner:
             self.take_off()
             raise
 
-    def _site(self, name: str, kind: Structure, sampler: str) -> Site:
-        module, target = self._layers[name], self._targets[name]
-        structure = as_structure(kind, module)
-        check_device(f"the device of layer {name!r}", module.weight.device)  # type: ignore[arg-type]
-        shape = tuple(module.weight.shape)  # type: ignore[arg-type]
-        return layer_site(name, shape, structure, self.hamiltonian, target, sampler, ", exclude it")
-
     def _means(self) -> list[Tensor]:
-        """w̄² of every layer's neighbourhoods."""
-        weights = [stored_weight(m) if self.masks else m.weight for m in self._layers.values()]
-        return [
-            mean_squares(whole(weight), as_structure(self._kind, module))  # type: ignore[arg-type]
-            for weight, module in zip(weights, self._layers.values())
-        ]
+        """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
+        rows: dict[str, list[Tensor]] = {}
+        for name, layer in self.layers.items():
+            rows.setdefault(self._plan.tied.get(name, name), []).append(layer.rows(self._kind))
+        joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self._plan.shares]
+        return [mean_squares(part, Filter()) for part in joint]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +252,7 @@ class GibbsPruner:
             )
         self._drawing.take_off(final)
         for name, mask in final.items():
-            hold(self._layers[name], mask)
+            hold(self.layers[name].module, mask, self.layers[name].parameter)
         self.finalized = True
         return self.model
 
@@ -275,14 +274,17 @@ class GibbsPruner:
         if not self.finalized:
             self._drawing.check()
         layers = []
-        for name, module in self._layers.items():
+        for name, layer in self.layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
-            zeros = float((whole(module.weight) == 0).float().mean()) if self.finalized else site.at(target).removed  # type: ignore[arg-type]
-            kind = type(module).__name__.removeprefix("Parametrized")
-            layers.append(LayerSummary(name, kind, site.shape, site.count, site.size, target, zeros, site.sampler))
+            zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else site.at(target).removed
+            cut = site.shape, site.count, site.size
+            layers.append(LayerSummary(name, layer.kind, *cut, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
-        others = other_weights(self.model, {*self._layers, *self._skipped})
-        return Summary(self._kind.spelling, layers, dict(self._skipped), total, others, self._kind.plural)
+        others, vectors = other_weights(self.model, self.layers.values())
+        tied = {name: site.unit for name, site in self._drawing.sites.items() if site.unit not in ("", name)}
+        return Summary(
+            self._kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, self._kind.plural
+        )
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
@@ -310,7 +312,7 @@ class GibbsPruner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""
         self._check_open("load_state_dict")
-        devices = {stored_weight(self._layers[names[0]]).device for names in self._drawing.by_device()}
+        devices = {self.layers[names[0]].stored.device for names in self._drawing.by_device()}
         saved = read_state(state, {name: masked.mask for name, masked in self.masks.items()}, devices)
         beta = self._beta(saved.epoch)
         for name, masked in self.masks.items():  # from here on nothing is refused

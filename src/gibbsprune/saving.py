@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor
 from .checks import check_sparsity, check_whole, one_line, shown
 from .errors import UserError
 from .text import first_line
+from .weights import path
 
-#: What a masked layer's weight and mask are called in the state of its model.
-STORED, MASK = ".parametrizations.weight.original", ".parametrizations.weight.0.mask"
+#: What a masked weight is called in the state of its model: its module, and its own name. Its mask is beside it.
+STORED = re.compile(r"(?:(.*)\.)?parametrizations\.([^.]+)\.original")
 NEEDED = ("seed", "epoch", "steps", "generators", "masks")
 
 
@@ -115,14 +117,19 @@ def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]
     """
     if not isinstance(state, Mapping):
         raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
-    plain: dict[str, Any] = {}
+    plain, masks = dict[str, Any](), set[str]()
     for name, value in state.items():
-        if name.endswith(STORED):
-            layer = name.removesuffix(STORED)
-            mask = state.get(f"{layer}{MASK}")
+        if found := STORED.fullmatch(name):
+            owner, parameter = found.groups("")
+            masks.add(beside := name.removesuffix("original") + "0.mask")
+            mask = state.get(beside)
+            if mask is None and parameter != "weight":  # another parametrisation
+                plain[name] = value
+                continue
             if not isinstance(mask, Tensor) or mask.shape != value.shape:
+                layer = owner if parameter == "weight" else path(owner, parameter)
                 raise UserError(f"the state has no mask of layer {layer!r}: it is of another parametrisation")
-            plain[f"{layer}.weight"] = value * mask if masked else value
-        elif not (name.endswith(MASK) and f"{name.removesuffix(MASK)}{STORED}" in state):
+            plain[path(owner, parameter)] = value * mask if masked else value
+        else:
             plain[name] = value
-    return plain
+    return {name: value for name, value in plain.items() if name not in masks}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from .checks import bad, check_one_of, check_sparsity
+from .checks import bad, check_one_of, check_sparsity, excluding, layers_told
 from .errors import UserError
 from .graphs import Graph
-from .hamiltonians import Hamiltonian, as_hamiltonian
+from .hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .limits import check_room
 from .samplers import resolve
 from .structures import Structure, given_sparsity
-from .threshold import kept_count, position
+from .threshold import kept_count, mean_squares, position
+from .weights import Layer
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
 GRADIENTS = ("masked", "straight-through", "law")
@@ -33,24 +37,47 @@ class Site:
     run: int = 0
     sweeps: int | None = None  # of a chain; None for as many as whoever draws says
     warm: bool = False  # whether a chain goes on from the mask before
+    view: tuple[int, ...] | None = None  # the shape in which it is cut, where that is another than its own
+    unit: str = ""  # sites of a run with the same unit have neighbourhoods in common, row by row
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        return self.view or self.shape
 
     @property
     def count(self) -> int:
-        return self.structure.count(self.shape)
+        return self.structure.count(self.cut)
 
     @property
     def size(self) -> int:
-        return self.structure.size(self.shape)
+        return self.structure.size(self.cut)
+
+    @property
+    def split(self) -> int:
+        """Where the chromatic sampler cuts a row in two."""
+        return self.structure.split(self.cut)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The neighbourhoods of the weight, one per row."""
+        return self.structure.rows(weight.reshape(self.cut))
+
+    def means(self, weight: Tensor) -> Tensor:
+        """w̄² of the neighbourhoods."""
+        return mean_squares(weight.reshape(self.cut), self.structure)
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`rows`: (..., M, n) to (..., *shape)."""
+        return self.structure.unrows(rows, self.cut).reshape(*rows.shape[:-2], *self.shape)
 
     @property
     def pairing(self) -> Graph | None:
         """Which elements interact, where the Hamiltonian has pairs of its own."""
-        return self.hamiltonian.pairing(self.shape, self.structure)
+        return self.hamiltonian.pairing(self.cut, self.structure)
 
     @property
     def limits(self) -> tuple[int, int] | None:
         """The least and the most that a neighbourhood keeps, where weights are decided on one by one."""
-        return self.structure.limits(self.shape) if self.structure.limited else None
+        return self.structure.limits(self.cut) if self.structure.limited else None
 
     @property
     def removed(self) -> float:
@@ -62,7 +89,7 @@ class Site:
             return 1 - kept_count(self.sparsity, self.count) / self.count
         if limits[0] < limits[1]:
             return 1 - kept_count(self.sparsity, total) / total
-        real = self.structure.rows(torch.ones(self.shape, dtype=torch.bool)).sum(1)
+        real = self.rows(torch.ones(self.shape, dtype=torch.bool)).sum(1)
         return 1 - int(real.clamp_(max=limits[1]).sum()) / total
 
     def at(self, sparsity: float) -> Site:
@@ -96,37 +123,84 @@ def off_edge(sparsity: float, count: int) -> float:
     return sparsity if fraction or sparsity == 0 else (low + 0.5) / (count - 1)
 
 
-def layer_site(
-    name: str,
-    shape: tuple[int, ...],
-    structure: Structure,
+def layer_sites(
+    layers: Mapping[str, Layer],
+    structures: Mapping[str, Structure],
     hamiltonian: Hamiltonian,
-    sparsity: float,
+    sparsities: Mapping[str, float],
     sampler: str,
-    advice: str,
-) -> Site:
-    """The site of a layer, off the edge; one that would lose its only neighbourhood is refused.
+    option: str = "exclude=",
+    warm: bool = False,
+) -> dict[str, Site]:
+    """The sites of layers, off the edge; those that would lose their only neighbourhood are refused.
 
     Args:
-        name: of the layer, for the sentence.
-        shape: of its weight.
-        structure: laid out as the layer stores it.
+        layers: by name.
+        structures: of each, laid out as the layer stores its weight.
         hamiltonian: the energy of a mask.
-        sparsity: the fraction to remove.
+        sparsities: the fraction to remove of each.
         sampler: a name of :mod:`gibbsprune.samplers`.
-        advice: what the sentence ends with.
+        option: by which its owner leaves layers out.
+        warm: whether chains go on from the masks before.
     """
-    count = structure.count(shape)
-    if structure.limited:
-        try:
-            return Site(shape, structure, hamiltonian, sparsity, sampler).checked().at(sparsity)
-        except UserError as error:
-            raise UserError(f"layer {name!r}: {error}") from None
-    if sparsity and kept_count(sparsity, count) == 0:
+    found, counts = {}, {name: structures[name].count(layer.view or layer.shape) for name, layer in layers.items()}
+    lost = [
+        name
+        for name, count in counts.items()
+        if sparsities[name] and not structures[name].limited and kept_count(sparsities[name], count) == 0
+    ]
+    if lost:
+        kind = structures[lost[0]].name
         raise UserError(
-            f"layer {name!r} has a single {structure.name}: sparsity {sparsity} would remove all of it{advice}"
+            f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
+            f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
-    return Site(shape, structure, hamiltonian, off_edge(sparsity, count), sampler).checked()
+    units = units_of(layers, sparsities)
+    for name, layer in layers.items():
+        check_device(f"the device of layer {name!r}", layer.stored.device)
+        structure, sparsity = structures[name], sparsities[name]
+        law = _law(hamiltonian, structure)
+        more = {"warm": warm, "view": layer.view, "unit": units.get(name, "")}
+        site = Site(layer.shape, structure, law, sparsity, sampler, **more)  # type: ignore[arg-type]
+        try:
+            found[name] = site.checked().at(sparsity)
+        except UserError as error:
+            if not structure.limited:
+                raise
+            raise UserError(f"layer {name!r}: {error}") from None
+    return found
+
+
+def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, float]) -> dict[str, str]:
+    """The first layer of each unit, by the names of all layers in one; layers of one sparsity alone are tied."""
+    first: dict[str, str] = {}
+    for name in layers:
+        root = name
+        while layers[root].tied and sparsities[layers[root].tied] == sparsities[root]:
+            root = layers[root].tied
+        first[name] = root
+    sizes = Counter(first.values())
+    return {name: root for name, root in first.items() if sizes[root] > 1}
+
+
+def _law(hamiltonian: Hamiltonian, structure: Structure) -> Hamiltonian:
+    """The Hamiltonian of a layer with a structure of its own: one weight has nothing to be coupled with."""
+    alone = isinstance(hamiltonian, Quadratic) and structure.family == "weight"
+    return Linear("square", hamiltonian.relative) if alone else hamiltonian  # type: ignore[attr-defined]
+
+
+def joint_rows(weights: Sequence[Tensor], sites: Sequence[Site]) -> Tensor:
+    """The neighbourhoods of a unit: the rows of its sites, side by side."""
+    rows = [site.rows(weight.detach()) for weight, site in zip(weights, sites)]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+
+
+def units(sites: Sequence[Site]) -> list[tuple[int, ...]]:
+    """The sites in units, most of one."""
+    found: dict[Any, list[int]] = {}
+    for index, site in enumerate(sites):
+        found.setdefault((site.run, site.unit) if site.unit else index, []).append(index)
+    return [tuple(unit) for unit in found.values()]
 
 
 def check_device(what: str, device: torch.device) -> None:

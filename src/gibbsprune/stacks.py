@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .hamiltonians import Binary, log_p_converged
 from .samplers import Source, two_point
-from .site import Site
+from .site import Site, joint_rows
 from .survivors import lost_share
 from .threshold import CHUNK, Segments
 
@@ -20,19 +20,24 @@ GREATEST = 1e28  # β whose fields float32 can still add up; whatever is decided
 
 
 class Stack:
-    """Sites with the same law and neighbourhood size, as consecutive rows of one matrix, run after run."""
+    """Units of sites with the same law and neighbourhood size, as consecutive rows of one matrix, run after run.
 
-    def __init__(self, sites: Sequence[Site], members: Sequence[int]) -> None:
-        self.members = members
-        self.sites = [sites[i] for i in members]
+    Most units are of one site. What counts or names the sites of a stack speaks of the first of each unit.
+    """
+
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+        self.units = units
+        self.tied = [[sites[i] for i in unit] for unit in units]
+        self.sites = [together[0] for together in self.tied]
         first = self.sites[0]
-        self.hamiltonian, self.sampler, self.size = first.hamiltonian, first.sampler, first.size
+        self.hamiltonian, self.sampler = first.hamiltonian, first.sampler
+        self.size = sum(site.size for site in self.tied[0])
         self.counts = [site.count for site in self.sites]
         self.segments = Segments(self.counts, [site.sparsity for site in self.sites])
         self.runs = sorted({site.run for site in self.sites})
         self.run_rows = [sum(s.count for s in self.sites if s.run == run) for run in self.runs]
         self.run_sites = [sum(s.run == run for s in self.sites) for run in self.runs]
-        self.sizes = [math.prod(site.shape) for site in self.sites]
+        self.sizes = [math.prod(site.shape) for site in self._members()]
         moved = len(self.sites) > 1 and not all(site.structure.in_order for site in self.sites)
         self.moved = moved and sum(self.counts) * self.size <= MOVED
 
@@ -47,11 +52,10 @@ class Stack:
 
     def rows(self, weights: Sequence[Tensor]) -> Tensor:
         """The weights of all sites, (rows, n), in float32 or better."""
-        whole = [weights[i].detach() for i in self.members]
-        if self.moved and whole[0].device.type == "cuda":
-            stacked = self.gathered(whole)
+        if self.moved and weights[self.units[0][0]].device.type == "cuda":
+            stacked = self.gathered([weights[i].detach() for unit in self.units for i in unit])
         else:
-            parts = [site.structure.rows(weight) for weight, site in zip(whole, self.sites)]
+            parts = [joint_rows([weights[i] for i in unit], tied) for unit, tied in zip(self.units, self.tied)]
             stacked = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
 
@@ -65,8 +69,8 @@ class Stack:
 
         def make() -> Tensor:
             numbers = torch.arange(1, 1 + sum(self.sizes)).split(self.sizes)
-            parts = [s.structure.rows(n.view(s.shape)).reshape(-1) for n, s in zip(numbers, self.sites)]
-            return torch.cat(parts)
+            whole = iter([n.view(site.shape) for n, site in zip(numbers, self._members())])
+            return torch.cat([joint_rows([next(whole) for _ in tied], tied).reshape(-1) for tied in self.tied])
 
         return self.segments.constant("places", device, make)
 
@@ -80,7 +84,10 @@ class Stack:
             return back[1:]
 
         flat = mask.reshape(-1)[self.segments.constant("back", mask.device, make)]
-        return [part.view(site.shape) for part, site in zip(flat.split(self.sizes), self.sites)]
+        return [part.view(site.shape) for part, site in zip(flat.split(self.sizes), self._members())]
+
+    def _members(self) -> list[Site]:
+        return [site for tied in self.tied for site in tied]
 
     def squares(self, weights: Sequence[Tensor]) -> Tensor:
         """w² of all sites, (rows, n)."""
@@ -135,11 +142,12 @@ class Stack:
     def scatter(self, mask: Tensor, masks: list[Tensor]) -> None:
         """The rows of a mask, back in the shapes of the sites' weights."""
         if self.moved and mask.device.type == "cuda":
-            for index, part in zip(self.members, self.returned(mask)):
+            for index, part in zip((i for unit in self.units for i in unit), self.returned(mask)):
                 masks[index] = part
             return
-        for index, site, part in zip(self.members, self.sites, mask.split(self.counts)):
-            masks[index] = site.structure.unrows(part, site.shape)
+        for unit, tied, rows in zip(self.units, self.tied, mask.split(self.counts)):
+            for index, site, part in zip(unit, tied, rows.split([site.size for site in tied], 1)):
+                masks[index] = site.unrows(part)
 
 
 def in_units(beta: Tensor, unit: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from .samplers import CHAINS
 from .text import columns
+from .weights import Layer, on_request, prunable
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class LayerSummary:
 class Summary:
     """All layers; ``print(summary)`` shows a table.
 
-    ``parameters`` counts those of the whole network, and ``others`` are its weights that no structure knows, with the
-    kind of their module. ``plural`` are neighbourhoods in words.
+    ``parameters`` counts those of the whole network; ``others`` are its weights that are pruned where they are named
+    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors. ``tied`` are depthwise layers
+    that are pruned as one with the layer before them. ``plural`` are neighbourhoods in words.
     """
 
     structure: str
@@ -43,6 +46,8 @@ class Summary:
     skipped: dict[str, str]
     parameters: int = 0
     others: dict[str, str] = field(default_factory=dict)
+    vectors: int = 0
+    tied: dict[str, str] = field(default_factory=dict)
     plural: str = ""
 
     @property
@@ -76,14 +81,12 @@ class Summary:
         total = ("all", "", f"{self.weights} weights", "", "", "", f"{self.achieved:.4f}")
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
-        left = [f"not pruned: {name} ({why})" for name, why in self.skipped.items()]
-        left += [f"not prunable: {name} (of {kind})" for name, kind in self.others.items()]
-        if self.parameters:
-            few = "" if self.coverage >= 0.5 else ", less than half"
-            share = f"covers {self.weights} of {self.parameters} parameters ({100 * self.coverage:.1f} %{few})"
-            left.insert(0, share)
+        left = []
         if ways := Counter(layer.sampler for layer in self.layers if layer.sampler):
-            left.insert(0, "drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
+            left.append("drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
+        left += [covers(self.weights, self.parameters)] if self.parameters else []
+        left += [f"one unit: each filter of {first} with its kernels in {name}" for name, first in self.tied.items()]
+        left += left_out(self.skipped, self.others, self.vectors)
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
 
 
@@ -95,12 +98,39 @@ def _layers(count: int) -> str:
     return f"{count} layer{'s' if count > 1 else ''}"
 
 
-def other_weights(model: nn.Module, known: set[str]) -> dict[str, str]:
-    """The parameters of two dimensions or more outside the ``known`` layers, with the kind of their module."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        before, parametrised, _ = name.partition(".parametrizations.")
-        layer = before if parametrised else name.rpartition(".")[0]
-        if parameter.dim() > 1 and layer not in known:
-            found[name] = type(model.get_submodule(layer)).__name__
-    return found
+def covers(weights: int, parameters: int) -> str:
+    """How much of a network is in pruned layers.
+
+    >>> covers(40, 100)
+    'covers 40 of 100 parameters (40.0 %): warning, less than half'
+    """
+    few = "" if 2 * weights >= parameters else ": warning, less than half"
+    return f"covers {weights} of {parameters} parameters ({100 * weights / parameters:.1f} %){few}"
+
+
+def left_out(skipped: Mapping[str, str], others: Mapping[str, str], vectors: int) -> list[str]:
+    """What is not pruned of a network, and why, as lines: layers, what only its name selects, and vectors."""
+    lines = [f"not pruned: {name} ({why})" for name, why in skipped.items()]
+    lines += [f"not prunable: {name} ({why})" for name, why in others.items()]
+    return lines + ([f"not prunable: biases, norms and other vectors ({vectors} parameters)"] if vectors else [])
+
+
+def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:
+    """The parameters of two dimensions or more that only their names select, with the reason; the size of all vectors.
+
+    Args:
+        model: the network.
+        pruned: what is pruned of it.
+    """
+    chosen, seen = {id(layer.stored) for layer in pruned}, {id(layer.stored) for layer in prunable(model).values()}
+    found, vectors = {}, 0
+    for name, layer in on_request(model).items():
+        if id(layer.stored) in chosen | seen:
+            continue
+        seen.add(id(layer.stored))
+        if layer.stored.dim() > 1:
+            kind = "an embedding" if isinstance(layer.module, nn.Embedding) else f"a parameter of {layer.kind}"
+            found[name] = f"{kind}, pruned where include names it"
+        else:
+            vectors += layer.stored.numel()
+    return found, vectors

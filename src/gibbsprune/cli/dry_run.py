@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from gibbsprune import data
+from gibbsprune.selection import select
+from gibbsprune.structures import as_structure
+from gibbsprune.summary import covers, left_out, other_weights
 from gibbsprune.text import clock, percent, table
 from gibbsprune.training.environment import resolve_device
 from gibbsprune.training.fleet import Fleet
@@ -35,9 +38,15 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
             ]
             for layer in layers
         ]
+        print(f"            {covers(weights, parameters)}")
         print()
         print(table(["layer", "kind", "weights", "neighbourhoods", "target", "weights kept"], rows, left=2))
         print()
+        spec, model = specs[0], fleet.model(0)
+        chosen, skipped = select(model, as_structure(spec.structure), spec.include, spec.exclude)
+        others, vectors = other_weights(model, chosen.values())
+        if lines := left_out(skipped, others, vectors):
+            print("\n".join([*lines, ""]))
     pace = fleet.trial_steps(steps)
     total = pace * fleet.steps_per_epoch * fleet.epochs
     runs = "" if len(specs) == 1 else f" for {len(specs)} runs at once"

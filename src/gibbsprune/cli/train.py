@@ -203,7 +203,10 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _report(specs: list[RunSpec], outcome: Any) -> None:
     """The last words of a finished run."""
+    from gibbsprune.summary import covers
     from gibbsprune.training.account import headline
 
+    if layers := outcome.results[0]["layers"]:
+        print(f"Pruning {covers(sum(layer['weights'] for layer in layers), outcome.results[0]['parameters'])}.")
     print(headline(specs[0], outcome.results).replace("*", ""))
     print(f"See {outcome.folder / 'summary.md'}.")

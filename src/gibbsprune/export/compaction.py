@@ -18,11 +18,11 @@ from torch import Tensor, fx, nn
 
 from gibbsprune.errors import UserError
 from gibbsprune.export.aten import capture, drop_unread, op_name
-from gibbsprune.export.channels import LeftAlone
+from gibbsprune.export.channels import LeftAlone, mask_of
 from gibbsprune.export.equality import difference, difference_in_double, in_rows, rounding
 from gibbsprune.export.folding import fold_batch_norms
 from gibbsprune.export.forms import canonical
-from gibbsprune.export.layers import layer_name
+from gibbsprune.export.layers import Mix, layer_name
 from gibbsprune.export.parts import as_modules
 from gibbsprune.export.plan import Plan, ease
 from gibbsprune.export.reuse import reuse_memory
@@ -31,6 +31,7 @@ from gibbsprune.looking import arguments, plain_eval
 from gibbsprune.masking import check_plain
 
 PREFERENCES = ("size", "speed")
+CLOSE = 1.15  # times what lives in a layer: a size that is not told
 TOLERANCE = 1e-4  # of the output's scale, or 16 units of rounding where the model's own precision is coarser
 
 
@@ -39,16 +40,22 @@ class CompactReport:
     """Parameters before and after, max |difference| / max |output| at the example inputs, and what was left alone.
 
     The difference is that of float64 where float32 is too coarse to tell networks apart.
+    ``larger`` are layers that became no smaller than 1.15 times what lives in them, with the reason.
     """
 
     parameters_before: int
     parameters_after: int
     difference: float
     left: dict[str, str] = field(default_factory=dict)
+    larger: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.parameters_before:,} parameters, now {self.parameters_after:,}"]
-        return "\n".join(lines + [f"left alone: {name}, because {reason}" for name, reason in self.left.items()])
+        lines += [f"left alone: {name}, because {reason}" for name, reason in self.left.items()]
+        for reason in dict.fromkeys(self.larger.values()):
+            names = ", ".join(name for name, why in self.larger.items() if why == reason)
+            lines.append(f"larger than what lives in it: {names}, because {reason}")
+        return "\n".join(lines)
 
 
 def compact(
@@ -92,7 +99,8 @@ def compact(
             try:
                 canonical(module)
                 left = fold_batch_norms(module) if fold_batch_norm else {}
-                left |= _shrink(module, like, prefer, refused)
+                more, larger = _shrink(module, like, prefer, refused)
+                left |= more
                 as_modules(module)
                 reuse_memory(module)
                 found = difference(expected, module.eval().forward(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
@@ -112,7 +120,7 @@ def compact(
     if not same:
         return _reported(original, CompactReport(before, before, 0.0, {"the whole model": reason}))
     after = sum(p.numel() for p in module.parameters())
-    return _reported(module, CompactReport(before, after, found, left))
+    return _reported(module, CompactReport(before, after, found, left, larger))
 
 
 def folded(model: nn.Module, example_inputs: Tensor | Sequence[Any] | dict[str, Any]) -> nn.Module:
@@ -146,8 +154,10 @@ def _reported(module: nn.Module, report: CompactReport) -> nn.Module:
     return module
 
 
-def _shrink(module: fx.GraphModule, like: Tensor, prefer: str, refused: dict[str, str]) -> dict[str, str]:
-    """Forwards, backwards, edit; what was left alone, with the reason."""
+def _shrink(
+    module: fx.GraphModule, like: Tensor, prefer: str, refused: dict[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Forwards, backwards, edit; what was left alone, and what is larger than what lives in it, with the reasons."""
     graph = module.graph
     graph.eliminate_dead_code()
     plan = Plan(module, like.device, like.dtype, prefer)
@@ -193,13 +203,55 @@ def _shrink(module: fx.GraphModule, like: Tensor, prefer: str, refused: dict[str
             raise _Refused(reason, node.name) from reason
         if node in rules and rules[node].loss:
             left[name] = rules[node].loss
+    filled = _filled(plan)
     for edit in plan.after:
         edit()
     graph.eliminate_dead_code()
     graph.lint()
     module.recompile()
     drop_unread(module)
-    return left
+    return left, _with_zeros(module) | filled
+
+
+def _filled(plan: Plan) -> dict[str, str]:
+    """Layers of which many channels are kept that nobody wants or that are constant, with the reason."""
+    found = {}
+    for node, rule in plan.rules.items():
+        if not isinstance(rule, Mix):
+            continue
+        sizes = []
+        for part, wanted in ((node, plan.wanted[node]), (rule.source, None)):
+            facts = plan.facts_of(part)
+            kept = mask_of(plan.kept_of(part), facts.live.shape)
+            alive = kept & facts.live if wanted is None else kept & facts.live & wanted
+            sizes.append((int(kept.sum()), int(alive.sum())))
+        (outputs, live_outputs), (inputs, live_inputs) = sizes
+        if outputs * inputs > CLOSE * live_outputs * live_inputs:
+            idle = [f"{n - m} of its {n} {what}" for n, m, what in zip(*zip(*sizes), ("outputs", "inputs")) if n > m]
+            found[_name(plan, node)] = (
+                f"{' and '.join(idle)} are constant or not wanted, and fill up heads or groups to equal sizes or are "
+                "needed as they are by what follows"
+            )
+    return found
+
+
+def _with_zeros(module: nn.Module) -> dict[str, str]:
+    """Weights that still hold many zeros, with the reason."""
+    found = {}
+    for name, weight in module.named_parameters():
+        zero = weight.detach() == 0
+        if weight.dim() < 2 or weight.numel() <= CLOSE * int((~zero).sum()):
+            continue
+        whole = [int(zero.transpose(0, dim).flatten(1).all(1).sum()) for dim in range(weight.dim())]
+        some = [
+            f"{n} of its {of} slices along dimension {d}" for d, (n, of) in enumerate(zip(whole, weight.shape)) if n
+        ]
+        found[name.removesuffix(".weight")] = (
+            f"{' and '.join(some)} are zero, but nothing makes it smaller"
+            if some
+            else "its zeros fill no whole slice along a dimension"
+        )
+    return found
 
 
 def _name(plan: Plan, node: fx.Node) -> str:

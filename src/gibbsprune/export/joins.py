@@ -364,7 +364,7 @@ class Concat(Rule):
         grids: list[Tensor] = []
         start = 0
         pieces = wanted.split(self.sizes, self.axis) if self.joined else [wanted] * len(self.parts)
-        for part, piece, size in zip(self.parts, pieces, self.sizes):
+        for index, (part, piece, size) in enumerate(zip(self.parts, pieces, self.sizes)):
             seen = part.seen()[1]
             array = self.spread(part).live.shape
             target: Tensor | None
@@ -373,7 +373,7 @@ class Concat(Rule):
             else:
                 full = product(wanted)
                 inside = mask_of(full, wanted.shape)
-                inside = inside.split(self.sizes, self.axis)[len(nodes)] if self.joined else inside
+                inside = inside.split(self.sizes, self.axis)[index] if self.joined else inside
                 target = product(inside) if inside.any() else None
             if target is None:
                 start += size

@@ -199,8 +199,8 @@ class Grouped(Mix):
         number = (torch.zeros_like(shift) if self.bordered else shift).sum(2).flatten()
         return self.channels(live.flatten(), number if self.bias is None else number + self.bias)
 
-    def read(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Which outputs and inputs of each group have to be there; a group has some of both, or none."""
+    def read(self, wanted: Tensor, fill: bool = True) -> tuple[Tensor, Tensor]:
+        """Which outputs and inputs of each group have to be there; with ``fill`` a group has some of both, or none."""
         outputs = wanted.view(self.groups, -1)
         read = (self.reach & outputs[..., None]).any(1)
         live, value = (self.inputs_of(x)[:, 0] for x in (self.given.live, self.given.value))
@@ -208,11 +208,12 @@ class Grouped(Mix):
         if self.bordered:  # one constant channel carries those of its group
             carried = (read & value.ne(0)).any(1)
             inputs[torch.arange(self.groups), value.abs().argmax(1)] |= carried
-        inputs[:, 0] |= outputs.any(1) & ~inputs.any(1)
+        if fill:
+            inputs[:, 0] |= outputs.any(1) & ~inputs.any(1)
         return outputs, inputs
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
-        _, inputs = self.read(wanted)
+        _, inputs = self.read(wanted, fill=self.plan.prefer == "speed")  # any input fills a group that reads none
         asked = self.plan.rounded(inputs).flatten()
         return [from_line(self.x, 1, asked & self.given.live if self.plan.prefer == "size" else asked)]
 

@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..masking import masked_layers
 from ..pruner import GibbsPruner
 from ..saving import STORED
+from ..weights import Layer, path
 
 DRAWS = ("sample", "converged", None)
 
@@ -149,17 +150,22 @@ class Follower:
 
         def look(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
             own = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
-            masked = {name.removesuffix(STORED) for name in own if name.endswith(STORED)}
+            found = [match.groups("") for name in own if (match := STORED.fullmatch(name))]
+            layers = {path(layer.owner, layer.parameter): name for name, layer in self.layers().items()}
+            under = (path(owner, parameter) for owner, parameter in found)
+            masked = {layers.get(name, name.removesuffix(".weight")) for name in under}
             if self.open and self.follows(module):
                 others = masked_layers(module) - self._pruner.masks.keys()  # of another pruner
-                self._compare(
-                    masked - others, {name.removesuffix(".weight") for name in own if name.endswith(".weight")}
-                )
+                self._compare(masked - others, {layers[name] for name in own if name in layers})
             if self._wrap is not None and masked:
                 self._wrap()
 
         self.unguard()
         self._wrap, self._guarded = wrap, (model, model.register_load_state_dict_pre_hook(look))
+
+    def layers(self) -> dict[str, Layer]:
+        """What is pruned, by name."""
+        return self._pruner.layers if self.open else {}
 
     def _compare(self, masked: set[str], plain: set[str]) -> None:
         """Refuses a state, or a part of one, that has its masks elsewhere than the pruner."""

@@ -193,11 +193,7 @@ class Fleet:
         rows = []
         for spec, (engine, i) in zip(self.specs, self.home.values()):
             for name, site in engine.network.names[i].items():
-                kind = (
-                    type(engine.network.model.get_submodule(name))
-                    .__name__.removeprefix("Parametrized")
-                    .removeprefix("Fused")
-                )
+                kind = engine.network.layers[name].kind.removeprefix("Fused")
                 weights = math.prod(site.shape)
                 kept = round((1 - site.removed) * weights)
                 rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": weights,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
 from ..importance import add_gradient, add_inputs, by_inputs, channel_axis
-from ..masking import Masked, attach, stored_weight
+from ..masking import Masked, attach
+from ..weights import Layer, layer_named
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
 from .sites import run_sites
@@ -32,6 +32,7 @@ class MaskedNetwork:
         self.model = fuse(models)
         self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
         self.model.to(device)
+        self.layers: dict[str, Layer] = {}
         self.masks: dict[str, Tensor] = {}
         self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
         self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
@@ -42,10 +43,10 @@ class MaskedNetwork:
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
-            module = self.model.get_submodule(name)
-            weight = cast(nn.Parameter, module.weight)
+            layer = self.layers[name] = layer_named(self.model, name)
+            weight = layer.weight
             masked = self._soft(name, weight, gradient, survivors) if soft else Masked(weight, gradient, survivors)
-            attach(module, masked)
+            attach(layer.module, masked, layer.parameter)
             self.masks[name] = masked.mask
             if masked.extra is not None:
                 self.extras[name] = masked.extra
@@ -92,7 +93,7 @@ class MaskedNetwork:
 
     def stored(self, name: str) -> nn.Parameter:
         """The weight of a pruned layer, of all runs."""
-        return stored_weight(self.model.get_submodule(name))
+        return self.layers[name].stored
 
     def weights(self) -> list[Tensor]:
         """The stored weight of every site, a view of the fused one."""
@@ -101,7 +102,7 @@ class MaskedNetwork:
 
     def _watch(self, name: str, kind: str, masked: Masked) -> None:
         """Room for the scores of a layer; a checkpoint holds it as it does batch-norm statistics."""
-        module = self.model.get_submodule(name)
+        module = self.layers[name].module
         inputs = next(
             site.shape[0 if site.structure.transposed else 1] for other, _, site in self.sites if other == name
         )
@@ -130,7 +131,7 @@ class MaskedNetwork:
         """What the laws of the sites are of: their weights, or the scores in their place."""
         values = self.weights()
         for i, (name, k, _) in enumerate(self.sites) if self.scores else ():
-            kind, module = self.importance[k], self.model.get_submodule(name)
+            kind, module = self.importance[k], self.layers[name].module
             if kind == "taylor":
                 values[i] = share(self.scores[kind, name], k, self.runs)
             elif kind == "wanda":
@@ -161,7 +162,7 @@ class MaskedNetwork:
         masks = {name for name, tensor in state.items() if id(tensor) in held}
         levels = set(map(id, self.levels.values()))
         under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
-        plain = {f"{prefix}original": prefix.removesuffix("parametrizations.weight.") + "weight" for prefix in under}
+        plain = {f"{prefix}original": prefix.replace("parametrizations.", "").removesuffix(".") for prefix in under}
         return {
             plain.get(name, name): share(tensor.detach(), k, self.runs)
             for name, tensor in state.items()
@@ -174,7 +175,7 @@ class MaskedNetwork:
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
             for name, mask in masks.items():
-                weight = model.get_submodule(name).get_parameter("weight")
+                weight = layer_named(model, name).stored
                 if name in self.levels:
                     weight.copy_(softened(weight, self.levels[name][k].cpu()))
                 weight.mul_(mask.cpu())

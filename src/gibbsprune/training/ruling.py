@@ -12,7 +12,6 @@ from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..threshold import mean_squares
 from .fuse import share
 from .masked import MaskedNetwork
 from .methods import Rising, Rule
@@ -75,7 +74,7 @@ class Masks:
             mine = [i for i, (_, run, _) in enumerate(sites) if run == k]
             now = targets.at(
                 epoch // self.network.specs[k].stretch,
-                lambda mine=mine: [mean_squares(weights[i], sites[i][2].structure) for i in mine],  # type: ignore[misc]
+                lambda mine=mine: [sites[i][2].means(weights[i]) for i in mine],  # type: ignore[misc]
             )
             for i in mine:
                 wanted[i] = now[sites[i][0]]

@@ -43,6 +43,7 @@ class Gibbs(Method):
     about = "masks sampled from an annealed Gibbs distribution while training"
     structures = KINDS
     ends_with = "drawn"
+    ties = True
     settings = {
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
                         lambda spec: "constant", ""),

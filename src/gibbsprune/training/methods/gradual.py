@@ -47,8 +47,9 @@ class Gradual(Method):
         if not any(site.structure.limited for site in run.sites.values()):
             return share_largest(run, sparsity, run.spec.setting("allocation"))
         for name, site in run.sites.items():
-            eased = site.structure.eased(sparsity, site.shape)
-            run.hold(name, converged_mask(run.weights[name], sparsity if eased.sparsity is None else None, eased))
+            eased, weight = site.structure.eased(sparsity, site.cut), run.weights[name]
+            mask = converged_mask(weight.reshape(site.cut), sparsity if eased.sparsity is None else None, eased)
+            run.hold(name, mask.reshape(site.shape))
 
 
 def cubic(sparsity: float, t: float) -> float:

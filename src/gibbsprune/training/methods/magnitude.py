@@ -9,7 +9,7 @@ from torch import Tensor
 from ...budgets import Budget, Targets, site_shares
 from ...checks import whole
 from ...site import Site
-from ...threshold import keep_largest, kept_count, mean_squares
+from ...threshold import keep_largest, kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
 
@@ -39,7 +39,7 @@ class Magnitude(AfterTraining):
 
     def score(self, weight: Tensor, site: Site) -> Tensor:
         """Of each neighbourhood; the lowest are pruned."""
-        return site.structure.rows(weight).abs().sum(1)
+        return site.rows(weight).abs().sum(1)
 
 
 def rates(sparsity: float) -> list[float]:
@@ -62,9 +62,9 @@ def largest(scores: Tensor, site: Site, sparsity: float, left: Tensor | None = N
     """
     scores = scores.detach().cpu()
     if left is not None:
-        scores = scores.masked_fill(~site.structure.rows(left.cpu())[:, 0], -1)
+        scores = scores.masked_fill(~site.rows(left.cpu())[:, 0], -1)
     kept = keep_largest(scores, kept_count(sparsity, site.count))
-    return site.structure.unrows(kept[:, None].expand(-1, site.size), site.shape)
+    return site.unrows(kept[:, None].expand(-1, site.size))
 
 
 def share_largest(run: Replica, sparsity: float, allocation: str, back: bool = True) -> None:
@@ -78,8 +78,7 @@ def share_largest(run: Replica, sparsity: float, allocation: str, back: bool = T
     """
     weights, masks = run.weights, run.masks
     means = {
-        name: mean_squares(weights[name] if back else weights[name] * masks[name], site.structure)
-        for name, site in run.sites.items()
+        name: site.means(weights[name] if back else weights[name] * masks[name]) for name, site in run.sites.items()
     }
     given = sparsity if allocation == "uniform" else Budget(sparsity, allocation=allocation)
     shared = Targets(given, site_shares(run.sites)).at(0, lambda: list(means.values()))

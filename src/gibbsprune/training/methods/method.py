@@ -22,7 +22,8 @@ from ...checks import Parser, optional, text
 from ...errors import UserError
 from ...schedules import Schedule
 from ...site import Site
-from ...structures import PRUNABLE, as_structure
+from ...structures import Structure
+from ...weights import Layer
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -84,12 +85,14 @@ class Method:
     about: ClassVar[str]
     structures: ClassVar[tuple[str, ...]] = ("weight", "kernel", "filter", "column", "block")
     settings: ClassVar[dict[str, Setting]] = {}
-    #: The kinds of layers that it can prune, of which others are passed over unless they are asked for.
-    layers: ClassVar[tuple[type[nn.Module], ...]] = PRUNABLE
+    #: The kinds of layers that it prunes, others are passed over unless they are asked for; None for all.
+    layers: ClassVar[tuple[type[nn.Module], ...] | None] = None
     #: The final mask: the one the layers hold, the converged mask x_cvg of the weights, or one more draw of the rule.
     ends_with: ClassVar[Literal["held", "converged", "drawn"]] = "held"
     #: Names of the states of the network that are put aside on the way, and kept with the finished run.
     keeps: ClassVar[tuple[str, ...]] = ()
+    #: Whether it prunes the filters of a layer and of the depthwise one after it as one.
+    ties: ClassVar[bool] = False
     #: Whether a mask may be asked for at all.
     prunes: ClassVar[bool] = True
 
@@ -125,9 +128,9 @@ class Method:
         """Epochs of the finished run that this one continues."""
         return 0
 
-    def structure_of(self, spec: RunSpec, layer: nn.Module) -> Any:
+    def structure_of(self, spec: RunSpec, layer: Layer) -> Structure:
         """How a layer is cut into neighbourhoods."""
-        return as_structure(spec.structure, layer)
+        return layer.structure(spec.structure)
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:
         """How the masks of these sites are drawn at every step; None: they are held. ``specs`` are per run."""

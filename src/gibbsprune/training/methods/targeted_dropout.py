@@ -19,7 +19,7 @@ from ...checks import choice, flag, number
 from ...errors import UserError
 from ...samplers import Source
 from ...site import Site
-from ...threshold import Segments, mean_squares
+from ...threshold import Segments
 from .method import Method, Setting
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Targeted:
     def draw(
         self, weights: Sequence[Tensor], levels: Tensor, generators: Sequence[torch.Generator | None]
     ) -> list[Tensor]:
-        means = torch.cat([mean_squares(weights[i], site.structure) for i, site in zip(self.order, self.sites)])
+        means = torch.cat([site.means(weights[i]) for i, site in zip(self.order, self.sites)])
         device = means.device
         run = self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
         some = self.segments.constant("some", device, lambda: ~torch.tensor(self.segments.whole), varying=True)
@@ -112,5 +112,5 @@ class Targeted:
         keep = (means > self.segments.spread(self.segments.thresholds(means))) | (coins >= drop)
         masks = [torch.empty(0)] * len(self.sites)
         for i, site, part in zip(self.order, self.sites, keep.split(self.segments.lengths)):
-            masks[i] = site.structure.unrows(part[:, None].expand(-1, site.size), site.shape)
+            masks[i] = site.unrows(part[:, None].expand(-1, site.size))
         return masks

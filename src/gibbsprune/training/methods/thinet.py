@@ -23,6 +23,7 @@ from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning
 
 if TYPE_CHECKING:
+    from ...weights import Layer
     from ..replica import Replica
     from ..spec import RunSpec
 
@@ -50,9 +51,9 @@ class ThiNet(AfterTraining):
     def tunes(self, spec: RunSpec) -> list[Phase]:
         return [tuning(spec, spec.setting("tune_epochs"))]
 
-    def structure_of(self, spec: RunSpec, layer: nn.Module) -> Filter:
-        if not isinstance(layer, nn.Conv2d) or layer.groups > 1:
-            raise UserError(f"method 'thinet' prunes plain two-dimensional convolutions, not {layer}")
+    def structure_of(self, spec: RunSpec, layer: Layer) -> Filter:
+        if not isinstance(layer.module, nn.Conv2d) or layer.module.groups > 1:
+            raise UserError(f"method 'thinet' prunes plain two-dimensional convolutions, not {layer.module}")
         return Filter(transposed=True)  # the second dimension of the weight: input channels
 
     def prune(self, run: Replica, step: int) -> None:
