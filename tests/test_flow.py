@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import gibbsprune as gp
 from export_zoo import MobileNet
 from gibbsprune.flow import look
+from gibbsprune.survivors import shrunk_mask
 
 TIED = {f"blocks.{i}.depth": f"blocks.{i}.up.0" for i in range(3)}
 
@@ -98,6 +100,38 @@ def test_they_are_drawn_together() -> None:
     pruner.step()
     assert torch.equal(up.all(1), depth.all(1))
     assert torch.equal(up.any(1), depth.any(1))
+
+
+def test_survivors_of_a_unit_lose_the_same_share() -> None:
+    model = mobile()
+    pruner = gp.GibbsPruner(model, 0.6, structure="filter", survivors="shrunk")
+    before = {name: layer.stored.detach().clone() for name, layer in pruner.layers.items()}
+    expected = model.eval()(images())
+    back = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(back(images()), expected)
+    pruner.finalize()
+    torch.testing.assert_close(model(images()), expected)
+    for depth, first in TIED.items():
+        rows = torch.cat([before[name].flatten(1) for name in (first, depth)], 1)
+        left = torch.cat([model.get_submodule(name).weight.flatten(1) for name in (first, depth)], 1)
+        torch.testing.assert_close(left, rows * shrunk_mask(rows, pruner.masks[first].sparsity, "filter"))
+
+
+def test_scores_of_a_unit_are_compared_together() -> None:
+    model = mobile()
+    pruner = gp.GibbsPruner(model, 0.6, structure="filter", importance="taylor")
+    model(images()).square().sum().backward()
+    expected = model.eval()(images())
+    pruner.finalize()
+    torch.testing.assert_close(model(images()), expected)
+    for depth, first in TIED.items():
+        assert torch.equal(*(zero_filters(model.get_submodule(name).weight) for name in (first, depth)))
+
+
+def test_pairs_are_those_of_one_layer() -> None:
+    pruner = gp.GibbsPruner(mobile(), 0.5, structure="filter", hamiltonian="redundancy")
+    assert pruner.summary().tied == {}
+    pruner.step()
 
 
 def test_a_budget_shares_out_to_both() -> None:

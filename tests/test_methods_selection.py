@@ -135,7 +135,8 @@ def test_the_last_phases_take_the_sources_place():
 )
 def test_the_mask_at_the_end_keeps_the_largest(method, structure, sparsity, stay):
     run = replica(method, structure, ORDERED if structure == "weight" else SHAPED, sparsity=sparsity)
-    (mask,) = run.engine.masks.final()
+    masks = run.engine.masks
+    (mask,) = masks.final(masks.limits(), masks.drawn())
     assert mask.flatten().nonzero().flatten().tolist() == stay
 
 

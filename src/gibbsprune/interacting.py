@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import energies  # noqa: F401  # their names are known wherever there is a law
 from .couplings import Coupled
 from .graphs import Graph
 from .samplers import Pairs, Rows, Source, draw

@@ -177,6 +177,8 @@ def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
     if not all(len(chain) == 1 and isinstance(chain[0], Masked) for chain in chains.values()):
         raise UserError("a masked layer with further parametrisations cannot be pickled: save its state_dict()")
     state["_modules"] = modules
+    if isinstance(module, nn.RNNBase):  # its lists of weights are made anew
+        state |= {"_flat_weights": [], "_flat_weight_refs": []}
     masks = {name: (chain[0], chain.original) for name, chain in chains.items()}
     return _empty, (type(module).__bases__[0],), (state, masks), None, None, _mask_again
 

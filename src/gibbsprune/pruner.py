@@ -277,14 +277,12 @@ class GibbsPruner:
         for name, layer in self.layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
             zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else site.at(target).removed
-            cut = site.shape, site.count, site.size
-            layers.append(LayerSummary(name, layer.kind, *cut, target, zeros, site.sampler))
+            layers.append(LayerSummary(name, layer.kind, *site.sizes, target, zeros, site.sampler))
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others, vectors = other_weights(self.model, self.layers.values())
         tied = {name: site.unit for name, site in self._drawing.sites.items() if site.unit not in ("", name)}
-        return Summary(
-            self._kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, self._kind.plural
-        )
+        of = self._kind
+        return Summary(of.spelling, layers, dict(self._skipped), total, others, vectors, tied, of.plural)
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.

@@ -64,7 +64,7 @@ def select(
         if isinstance(exclude, Mapping):
             raise UserError(f"exclude is {exclude!r}: {RULES}")
         skipped |= dict.fromkeys(_matching(candidates, exclude, "exclude"), "excluded")
-    layers = {name: layer for name, layer in candidates.items() if name not in skipped}
+    layers = {name: layer.suited(structure) for name, layer in candidates.items() if name not in skipped}
     if not layers:
         raise UserError("the model has nothing to prune: include and exclude leave no layer")
     _check(model, layers)

@@ -53,6 +53,11 @@ class Site:
         return self.structure.size(self.cut)
 
     @property
+    def sizes(self) -> tuple[tuple[int, ...], int, int]:
+        """Its shape, how many neighbourhoods it has, and of how many elements."""
+        return self.shape, self.count, self.size
+
+    @property
     def split(self) -> int:
         """Where the chromatic sampler cuts a row in two."""
         return self.structure.split(self.cut)

@@ -27,7 +27,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from .distributed import whole
-from .structures import PRUNABLE, Structure, as_structure
+from .structures import NM, PRUNABLE, Block, Column, Structure, as_structure
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -87,6 +87,11 @@ class Layer:
         """How this weight is cut, where others are by ``structure``."""
         kind = as_structure(self.own or structure)
         return replace(kind, transposed=self.transposed, groups=self.groups)
+
+    def suited(self, structure: str | Structure) -> Layer:
+        """The same layer; a recurrent one by the rows of its matrices, where inputs are cut and not hidden units."""
+        by_rows = isinstance(as_structure(self.own or structure), (Column, Block, NM))
+        return replace(self, view=None, transposed=False) if by_rows and isinstance(self.module, RECURRENT) else self
 
     def rows(self, structure: str | Structure) -> Tensor:
         """The neighbourhoods of the stored weight, one per row."""

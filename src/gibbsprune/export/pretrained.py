@@ -157,4 +157,6 @@ def _activation(model: Any) -> Any:
     from transformers.activations import ACT2FN
 
     named = next((n for key in ACTIVATIONS if isinstance(n := getattr(model.config, key, None), str)), None)
-    return None if named is None else ACT2FN.get(named)
+    if named not in ACT2FN:
+        return None
+    return ACT2FN[named]  # get() would give its class
