@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.demo
 
 .PHONY: setup demo test lint bench docs paper constraints clean
 
@@ -12,10 +13,16 @@ $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,export,report,dev]'
-	touch $(STAMP)
+	touch $(STAMP) $(DEMO)
 
-demo: setup
+demo: $(DEMO)
 	$(BIN)/gibbsprune demo
+
+$(DEMO): pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	touch $(DEMO)
 
 lint: setup
 	$(BIN)/ruff check src paper tests benchmarks docs/hooks docs/img
