@@ -170,7 +170,7 @@ def test_rows_by_a_single_index_are_the_same(structure):
     ]
     weights = [m.weight.detach() for m in layers]
     for group in Law(sites).groups:
-        own = [weights[i] for (i,) in group.units]
+        own = [weights[i] for unit in group.units for i in unit]
         rows = group.rows(weights)
         assert torch.equal(group.gathered(own), rows)
         assert all(torch.equal(a, b) for a, b in zip(group.returned(rows), own))

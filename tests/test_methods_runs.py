@@ -123,7 +123,7 @@ def test_every_method_with_the_other_structures(place, tmp_path):
     ]
     folder = RunFolder.open(run.start(specs, tmp_path / "once", "cpu").folder)
     source = next(path for each, path in zip(specs, folder.runs) if (each.method, each.structure) == ("gibbs", "2:4"))
-    assert source.name.startswith("few-resnet8-gibbs-2of4-square-0.5-digits-e1-")
+    assert source.name.startswith("few-resnet8-gibbs-2of4-square-0.5-converged-digits-e1-")
     again = RunFolder.open(run.start([one("reinit", "2:4", **{"from": str(source)})], tmp_path / "two", "cpu").folder)
     seen = set()
     for each, path, result in [
