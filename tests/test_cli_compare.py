@@ -76,7 +76,7 @@ def test_methods_with_settings():
         (["--methods", "l1,l1"], "l1 is named twice"),
         (["--methods", ","], "--methods is ','; it must be names separated by commas"),
         (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
-        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty"),
+        (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),

@@ -160,7 +160,7 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
             ["--format", "tflite"],
             "unknown format 'tflite'; it must be one of c, onnx, pt2, compact, packed, safetensors",
         ),
-        (["--dtype", "int8"], "dtype 'int8' is not possible for onnx; possible are float32, float16"),
+        (["--dtype", "int4"], "'int4'"),
         (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
         (["--fold"], "together with --compact"),
     ],
@@ -248,7 +248,7 @@ def test_python_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for function in (export_onnx, export_pt2):
         with pytest.raises(UserError, match="example_inputs are None: allowed are a tensor, a list or a dict of"):
             function(model, None, tmp_path / "none")
-    with pytest.raises(UserError, match="float32 and float16"):
+    with pytest.raises(UserError, match="float32, float16, int8"):
         export_onnx(model, x, tmp_path / "net.onnx", "int4")
     GibbsPruner(model, sparsity=0.5)
     with pytest.raises(UserError, match="finalize"):

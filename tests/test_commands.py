@@ -53,7 +53,8 @@ def clone(tmp_path_factory):
         f"#!{environment}/bin/python\nimport sys\nfrom gibbsprune.cli import main\nsys.exit(main())\n", encoding="utf-8"
     )
     program.chmod(0o755)
-    (environment / ".installed").touch()
+    for stamp in (".installed", ".demo"):
+        (environment / stamp).touch()
     data = folder.parent / "data"
     data.mkdir()
     with fake_cifar10.serve(fake_cifar10.archive()) as server:

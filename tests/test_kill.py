@@ -72,7 +72,7 @@ def test_ten_kills_change_no_bit(place):
     run = ["--data", "few.npz", "--model", "resnet8", "--recipe", "digits", "--epochs", str(EPOCHS), "--device", "cpu"]
     started = time.monotonic()
     whole = begin(place, *run, "--out", "whole")
-    assert whole.stdout.readline().strip() == "whole"
+    assert any(line.strip() == "whole" for line in iter(whole.stdout.readline, ""))
     startup = time.monotonic() - started
     finish(whole)
     epoch_time = np.median([record["seconds"] for record in read_metrics(place / "whole" / "metrics.jsonl")])
@@ -87,7 +87,7 @@ def test_ten_kills_change_no_bit(place):
             while time.monotonic() < until and lines(place / "cut") < before + 2 and process.poll() is None:
                 time.sleep(0.002)
         else:  # within some epoch, or while that is being saved
-            assert process.stdout.readline().strip() == "cut"
+            assert any(line.strip() == "cut" for line in iter(process.stdout.readline, ""))
             target = lines(place / "cut") + chance.randint(0, 2)
             while lines(place / "cut") < target and process.poll() is None:
                 time.sleep(0.002)

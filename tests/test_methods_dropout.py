@@ -70,7 +70,15 @@ def test_a_fraction_of_nothing_targets_nothing():
 
 
 def test_the_papers_settings_are_the_defaults():
-    usual = {"drop": 0.75, "targeted": 0.9, "ramping": False, "ramp": "none", "until": 0.5}
+    usual = {
+        "drop": 0.75,
+        "targeted": 0.9,
+        "ramping": False,
+        "ramp": "none",
+        "until": 0.5,
+        "from": None,
+        "weights": None,
+    }
     assert dict(spec("targeted-dropout").settings) == usual
     assert spec("targeted-dropout", "kernel").setting("drop") == 0.75
     filters = spec("targeted-dropout", "filter", sparsity=0.75)

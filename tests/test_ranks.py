@@ -177,7 +177,7 @@ def test_start_on_two_die_and_resume_on_two_or_on_one(place, monkeypatch, capsys
     assert [process.returncode for process in processes] == [2, -9], error
     assert error.startswith("gibbsprune: another process of this run has ended (")
     assert error.count("\n") == 1
-    assert said.splitlines()[-1].endswith("continue with: gibbsprune train --resume cut")
+    assert said.splitlines()[-1].endswith("gibbsprune train --resume cut")
     shutil.copytree(place / "cut", place / "one")
 
     finish(train("--resume", "cut", "--device", "cpu", cwd=place))

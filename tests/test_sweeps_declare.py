@@ -90,7 +90,7 @@ def runs(results):
 
 
 def test_runs_are_chosen_by_their_names(write):
-    sweep = write("grid: {seed: [0, 1], sparsity: [0.5, 0.75]}", only=["*-0.5-s1", "*-s0"])
+    sweep = write("grid: {seed: [0, 1], sparsity: [0.5, 0.75]}", only=["*-0.5-*s1", "*-s0"])
     assert [(spec.seed, spec.sparsity) for spec in specs(sweep)] == [(0, 0.5), (0, 0.75), (1, 0.5)]
     with pytest.raises(UserError, match=r"^no run of sweep has a name like \*-s9; sweep status shows all$"):
         specs(write("grid: {seed: [0]}", only=["*-s9"]))

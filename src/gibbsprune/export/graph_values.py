@@ -129,7 +129,7 @@ class _Writer:
         report = getattr(self.model, "report", None)
         told = None
         if isinstance(report, CompactReport):
-            told = [report.parameters_before, report.parameters_after, report.difference, report.left]
+            told = [report.parameters_before, report.parameters_after, report.difference, report.left, report.larger]
         return {
             "tensors": self.tensors(), "layers": {name: self.layer(name) for name in called}, "nodes": nodes,
             "report": told,
@@ -281,8 +281,9 @@ class _Reader:
     def report(self, told: Any) -> CompactReport | None:
         if told is None:
             return None
-        before, after, difference, left = told
-        return CompactReport(int(before), int(after), float(difference), {str(k): str(v) for k, v in left.items()})
+        before, after, difference, *names = told
+        left, larger = ({str(k): str(v) for k, v in found.items()} for found in names)
+        return CompactReport(int(before), int(after), float(difference), left, larger)
 
     def put(self, name: str, how: Any) -> None:
         """Call ``how`` with the module that holds ``name``, made where there is none, and the last part of it."""

@@ -138,6 +138,10 @@ def as_modules(module: fx.GraphModule) -> None:
         if made is None:
             continue
         name, layer = made
+        if any(
+            _reads(a, f"{name}.weight") and not isinstance(attribute(module, a), nn.Parameter) for a in node.args[1:5]
+        ):
+            continue  # a constant, which nobody trains
         for which in ("weight", "bias", "running_mean", "running_var"):
             old = next((a for a in node.args[1:5] if _reads(a, f"{name}.{which}")), None)
             if old is not None:
