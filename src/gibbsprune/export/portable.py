@@ -38,7 +38,7 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     check_plain(model, "saving")
     network = as_values(model)
     tensors = {name: operator.attrgetter(name)(model).detach().cpu() for _, _, name in network["tensors"]}
-    record = {"format": FORMAT, "version": VERSION, "sha256": _digest(network, tensors), "network": network}
+    record = {"version": VERSION, "sha256": _digest(network, tensors), "network": network}
     flat = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     write_atomic(path, _safetensors().save(flat, metadata={FORMAT: json.dumps(record)}))
 
