@@ -51,10 +51,12 @@ class Law:
     """Draws the masks of all sites together, each site from its own Hamiltonian at its run's β.
 
     ``lanes`` is for training loops that capture their steps: on a GPU layers of different sizes or laws are then drawn
-    side by side.
+    side by side. ``cold`` is the law at zero temperature, whatever β: every draw is x_cvg, also where a coupling is too
+    small for the weights to make it the state of least energy.
     """
 
-    def __init__(self, sites: Sequence[Site], lanes: bool = False) -> None:
+    def __init__(self, sites: Sequence[Site], lanes: bool = False, cold: bool = False) -> None:
+        self.cold = cold
         self.sites = [site.checked() for site in sites]
         self.runs = 1 + max((site.run for site in self.sites), default=0)
         groups: dict[tuple, list[tuple[int, ...]]] = {}
@@ -98,6 +100,8 @@ class Law:
             sweeps: of a chain.
             before: the masks of the sites, from which warm chains go on; None where all begin anew.
         """
+        if self.cold:
+            return self.converged(weights)
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         jobs = [
             partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps, before=before)

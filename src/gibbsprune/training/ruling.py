@@ -28,8 +28,9 @@ class Masks:
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
         self.warm = [i for i, site in enumerate(sites) if site.warm]
         self.rules: list[tuple[Rule, list[int]]] = []
-        for how in dict.fromkeys(spec.how for spec in specs):
-            mine = [i for i, site in enumerate(sites) if specs[site.run].how is how and site.sparsity > 0]
+        kinds = [(spec.how, spec.how.cold(spec)) for spec in specs]
+        for how, cold in dict.fromkeys(kinds):
+            mine = [i for i, site in enumerate(sites) if kinds[site.run] == (how, cold) and site.sparsity > 0]
             if mine and (rule := how.rule([sites[i] for i in mine], specs, device)) is not None:
                 self.rules.append((rule, mine))
         self.limited = [i for i, site in enumerate(sites) if specs[site.run].how.ends_with != "held"]

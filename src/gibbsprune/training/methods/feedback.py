@@ -37,7 +37,10 @@ class Feedback(Method):
         check_allocation(spec)
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
-        return Law(sites, lanes=device.type == "cuda")
+        return Law(sites, lanes=device.type == "cuda", cold=True)
+
+    def cold(self, spec: RunSpec) -> bool:
+        return True
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         return lambda epoch: math.inf

@@ -76,10 +76,13 @@ class Gibbs(Method):
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
         for site in sites:
             check_gradient(self.gradient(specs[site.run]), [site])
-        return Law(sites, lanes=device.type == "cuda")
+        return Law(sites, lanes=device.type == "cuda", cold=self.cold(specs[sites[0].run]))
+
+    def cold(self, spec: RunSpec) -> bool:
+        return bool(spec.setting("temperature") == "zero")
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
-        if spec.setting("temperature") == "zero":
+        if self.cold(spec):
             return lambda epoch: math.inf
         beta = schedule(spec, [site.count * site.size for site in sites])
         return lambda epoch: beta(epoch // spec.stretch)

@@ -133,8 +133,15 @@ class Method:
         return layer.structure(spec.structure)
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:
-        """How the masks of these sites are drawn at every step; None: they are held. ``specs`` are per run."""
+        """How the masks of these sites are drawn at every step; None: they are held.
+
+        ``specs`` are per run; those of the sites are all cold, or none is.
+        """
         return None
+
+    def cold(self, spec: RunSpec) -> bool:
+        """Whether the rule is a law at zero temperature."""
+        return False
 
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         """The rule's parameter (β, α) as a function of the epoch, stretching included."""
