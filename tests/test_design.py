@@ -45,6 +45,7 @@ ORDER = [
     "selection",
     "latency",
     "budgets",
+    "rising",
     "drawing",
     "summary",
     "saving",

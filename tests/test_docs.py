@@ -154,6 +154,7 @@ def test_theory_names_every_part_of_the_core():
         "limited",
         "law",
         "budgets",
+        "rising",
         "schedules",
         "masking",
         "holding",

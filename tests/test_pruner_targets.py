@@ -234,3 +234,44 @@ def test_relative_laws_freeze_whatever_the_scale_of_the_weights(structure: str, 
     pruner = gp.GibbsPruner(model, gp.CubicSchedule(0.0, 0.75, 5), structure, law, epochs=10)
     train(model, pruner, 10, steps=1, rate=1e-3)
     assert pruner.agreement() >= 0.999
+
+
+def test_the_rising_law_ends_with_the_sparsity_asked_for_and_masks_that_were_trained() -> None:
+    model, epochs = network(), 8
+    pruner = gp.GibbsPruner(model, 0.9, law="rising", epochs=epochs)
+    assert bool(masks(pruner).all())  # nothing is pruned at first
+    train(model, pruner, epochs)
+    assert pruner.agreement() == 1.0
+    before = {name: stored_weight(layer.module).detach().clone() for name, layer in pruner.layers.items()}
+    pruner.finalize()
+    layers = pruner.summary().layers
+    zeros = sum(layer.achieved * layer.weights for layer in layers) / sum(layer.weights for layer in layers)
+    assert zeros == pytest.approx(0.9, abs=0.01)
+    assert len({round(layer.achieved, 3) for layer in layers}) > 1  # one threshold, not one rate
+    for name, weight in before.items():  # survivors are shrunk by it
+        left = model.get_submodule(name).weight.detach()
+        assert bool((left.abs() < weight.abs())[left != 0].all())
+
+
+def test_the_rising_law_learns_how_long_training_lasts_when_it_begins() -> None:
+    early, late = (gp.GibbsPruner(network(), 0.9, law="rising", epochs=epochs) for epochs in (12, 200))
+    late.lasts(12)
+    for epoch in (0, 5, 11):
+        early.set_epoch(epoch)
+        late.set_epoch(epoch)
+        assert torch.equal(masks(early), masks(late))
+    annealed = gp.GibbsPruner(network(), 0.9)
+    annealed.lasts(12)
+    assert annealed.schedule == gp.GibbsPruner(network(), 0.9, epochs=12).schedule
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"law": "falling"}, {"law": "rising", "hamiltonian": "square"}, {"law": "rising", "schedule": lambda epoch: 1.0},
+     {"law": "rising", "sparsity": {"0": 0.5}}, {"law": "rising", "epochs": 0}],
+)  # fmt: skip
+def test_what_the_rising_law_has_not_is_refused_before_anything_changes(given: dict) -> None:
+    model = network()
+    with pytest.raises(gp.UserError, match="allowed are"):
+        gp.GibbsPruner(model, **{"sparsity": 0.9, **given})
+    assert not any("parametrizations" in name for name in model.state_dict())

@@ -22,7 +22,7 @@ def test_paper_is_the_protocols() -> None:
         "decay_on": "convolutions", "lr_schedule": "steps", "milestones": [80, 120, 160], "gamma": 0.1,
         "warmup_epochs": 0, "warmup_lr": 0.01, "bn_momentum": 0.01, "bn_eps": 1e-3, "standardise": "global",
         "shift": 3, "flip": True, "anneal": None, "beta_start": None, "beta_end": None, "anneal_epochs": 128,
-        "final": "sample",
+        "final": "sample", "law": "annealed",
     }  # fmt: skip
 
 
@@ -31,6 +31,10 @@ def test_modern_is_the_protocols() -> None:
     assert (MODERN.epochs, MODERN.batch, MODERN.weight_decay, MODERN.decay_on) == (200, 128, 1e-4, "all")
     assert (MODERN.lr_schedule, MODERN.warmup_epochs, MODERN.warmup_lr) == ("cosine", 1, 0.01)
     assert (MODERN.standardise, MODERN.shift, MODERN.flip, MODERN.anneal_epochs) == ("channel", 3, True, 128)
+
+
+def test_best_is_modern_but_for_its_law_and_decay() -> None:
+    assert RECIPES["best"].replace(name="modern", law="annealed", weight_decay=1e-4) == MODERN
 
 
 def test_a_record_without_the_final_mask_is_of_the_time_of_the_last_draw() -> None:
@@ -45,7 +49,7 @@ def test_digits_is_short_and_does_not_mirror() -> None:
     digits = recipe("digits")
     assert digits.epochs <= 30
     assert (digits.flip, digits.shift) == (False, 1)
-    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'digits', 'plain'"):
+    with pytest.raises(UserError, match="recipe is 'papre': allowed are 'paper', 'modern', 'best', 'digits', 'plain'"):
         recipe("papre")
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gibbsprune import rising
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
 from gibbsprune.structures import ALLOWED, EXAMPLES, as_structure
@@ -166,3 +167,21 @@ def test_names_tell_other_changes_apart():
     ]
     assert len({spec.name() for spec in specs}) == len(specs)
     assert RunSpec(include="layer1*").name() == RunSpec(include=["layer1*"]).name()
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7, 200])
+def test_the_recipe_best_is_the_pruners_law_rising(epochs):
+    spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
+    assert spec.how.target(spec) == rising.budget(0.95, epochs)
+    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == (rising.GRADIENT, rising.SURVIVORS)
+    assert spec.how.cold(spec)
+    assert spec.setting("fading") == pytest.approx(2e-5 * 19)
+
+
+def test_a_recipes_law_gives_way_to_settings_and_to_patterns():
+    best = RECIPES["best"]
+    floored = RunSpec(sparsity=0.9, recipe=best, settings={"floor": 0.02, "gradient": "masked"})
+    assert floored.how.target(floored).floor == 0.02
+    assert floored.how.gradient(floored) == "masked"
+    assert RunSpec(structure="2:4", recipe=best).how.target(RunSpec(structure="2:4", recipe=best)) == 0.5
+    assert RunSpec(recipe=best).replace(recipe=RECIPES["modern"]) == RunSpec(recipe=RECIPES["modern"])

@@ -240,3 +240,22 @@ def _summed(name: str, records: Sequence[_Record]) -> LayerDiagnostics:
         max(autocorrelation_time(record.energies[late]) for record in records),
         abs(levels[0] - levels[-1]) if len(records) == 2 else None,
     )
+
+
+def unconverged(agreement: float, beta: float, coupling: float, draw: str) -> str:
+    """The warning of masks that have not converged when training ends.
+
+    Args:
+        agreement: the share of weights on which they equal the converged ones.
+        beta: the last β.
+        coupling: of the Hamiltonian.
+        draw: with which masks it ends, "sample" or "converged".
+    """
+    larger = f", where neighbourhoods stay half pruned use a larger coupling than {coupling:g}," if coupling else ""
+    what, remedy = "the network was trained with other masks than it ends with", ""
+    if draw == "sample":
+        what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
+    return (
+        f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at beta {beta:g}, "
+        f"so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}"
+    )

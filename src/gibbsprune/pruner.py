@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import rising
 from .budgets import Budget, Targets, shares_of, tied_to
 from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, unconverged
 from .distributed import compare_ranks, whole
 from .drawing import Drawing
 from .errors import UserError
@@ -25,7 +25,7 @@ from .law import CONVERGED
 from .masking import GibbsMasked
 from .samplers import SWEEPS
 from .saving import pack, read_state
-from .schedules import Schedule
+from .schedules import Schedule, beta_at
 from .selection import Selectors, Sparsity, select
 from .site import check_gradient, layer_sites
 from .structures import Filter, Structure, as_structure, given_sparsity
@@ -69,10 +69,12 @@ class GibbsPruner:
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
-        gradient: what reaches a masked weight: "masked" (nothing, as in the paper), "straight-through" or "law"
-            (see :mod:`gibbsprune.masking`).
+        law: "annealed", a temperature that falls, as in the paper, or "rising": none, and a sparsity of the network
+            that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
+        gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper),
+            "straight-through" or "law"; None for the first, with ``law="rising"`` the second.
         survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
-            that weights come and go at zero (see :mod:`gibbsprune.masking`).
+            that weights come and go at zero; None for the first, with ``law="rising"`` the second.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, and for a budget of multiply-adds.
         sweeps: of a chain.
@@ -95,8 +97,9 @@ class GibbsPruner:
         seed: int = 0,
         *,
         epochs: int = 200,
-        gradient: str = "masked",
-        survivors: str = "whole",
+        law: str = "annealed",
+        gradient: str | None = None,
+        survivors: str | None = None,
         example_inputs: Any = None,
         sweeps: int = SWEEPS,
         warm: bool = False,
@@ -110,6 +113,12 @@ class GibbsPruner:
         if sparsity is None or isinstance(sparsity, (int, float)):
             sparsity = given_sparsity(sparsity, kind)
         self.masks: dict[str, GibbsMasked] = {}
+        self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
+        if law == "rising":
+            schedule, gradient, survivors = rising.COLD, gradient or rising.GRADIENT, survivors or rising.SURVIVORS
+        if self._rises_to is not None:
+            sparsity = rising.budget(self._rises_to, epochs)
+        gradient, survivors = gradient or "masked", survivors or "whole"
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         if isinstance(self.hamiltonian, Coupled):  # whose pairs are those of one layer
@@ -125,11 +134,12 @@ class GibbsPruner:
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
         check_importance(importance, self.hamiltonian, gradient, self.layers)
-        for what, value, least in (("epochs", epochs, 1), ("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
+        for what, value, least in (("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
         if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
             raise bad("schedule", schedule, "schedules and functions from the epoch to beta")
-        self.schedule = schedule or self.hamiltonian.annealing(epochs, [math.prod(s.shape) for s in sites.values()])
+        self._sizes = [math.prod(site.shape) for site in sites.values()]
+        self.schedule = schedule or self.hamiltonian.annealing(epochs, self._sizes)
         self.epoch: float = 0
         self.beta: float = self._beta(0)
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
@@ -162,6 +172,14 @@ class GibbsPruner:
             self._drawing.set_sparsities(sparsities)
         return changed
 
+    def lasts(self, epochs: int) -> None:
+        """The defaults for a training of so many epochs, where they become known only when it begins."""
+        if self._rises_to is not None:
+            self._plan = Targets(rising.budget(self._rises_to, epochs), self._plan.shares, self._plan.tied)
+        elif self.schedule is not rising.COLD:
+            self.schedule = self.hamiltonian.annealing(epochs, self._sizes)
+        self.set_epoch(self.epoch)
+
     def set_epoch(self, epoch: float) -> None:
         """Sets β and a sparsity that rises to their values for ``epoch``, counted from 0; it may be a fraction.
 
@@ -179,18 +197,7 @@ class GibbsPruner:
             self._drawing.draw(self.beta, self.steps, again=True)
 
     def _beta(self, epoch: float) -> float:
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, float, np.number)):
-            raise bad("epoch", epoch, "numbers, 0 for the first")
-        given = self.schedule(epoch)
-        try:
-            beta = float(given)
-        except (TypeError, ValueError):
-            beta = math.nan
-        if math.isnan(beta):
-            raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
-        if beta < 0 and getattr(self.hamiltonian, "relative", None) != "offset":
-            raise UserError(f"the schedule gives beta {beta!r} at epoch {epoch}: allowed are numbers from 0 up")
-        return beta
+        return beta_at(self.schedule, epoch, getattr(self.hamiltonian, "relative", None) == "offset")
 
     @torch._disable_dynamo
     def step(self) -> None:
@@ -240,16 +247,8 @@ class GibbsPruner:
             for name, mask in final.items():
                 self.masks[name].mask.copy_(mask)
         if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
-            c = self.hamiltonian.coupling
-            larger = f", where neighbourhoods stay half pruned use a larger coupling than {c:g}," if c else ""
-            what, remedy = "the network was trained with other masks than it ends with", ""
-            if draw == "sample":
-                what, remedy = "the sparsity is not exact", " or use finalize(draw='converged')"
-            warnings.warn(
-                f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at "
-                f"beta {self.beta:g}, so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}",
-                stacklevel=3,  # no_grad's wrapper is one
-            )
+            told = unconverged(agreement, self.beta, self.hamiltonian.coupling, draw)
+            warnings.warn(told, stacklevel=3)  # no_grad's wrapper is one
         self._drawing.take_off(final)
         for name, mask in final.items():
             hold(self.layers[name].module, mask, self.layers[name].parameter)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from .checks import bad, check_whole
 from .errors import UserError
 
+LAWS = ("annealed", "rising")  # a temperature that falls, or a sparsity that rises at none
+RAMPED = 0.9  # the share of training over which that sparsity rises
 ANNEALED = 0.64  # the share of training over which β rises, then it is held (128 of 200 epochs)
 
 
@@ -130,6 +135,20 @@ class Join(Schedule):
     def _value(self, epoch: float) -> float:
         index = sum(epoch >= b for b in self.boundaries)
         return self.parts[index](epoch - (0, *self.boundaries)[index])
+
+
+def beta_at(schedule: Callable[[Any], float], epoch: Any, below_zero: bool = False) -> float:
+    """β of an epoch, by a schedule or anybody's function, checked; ``below_zero`` where it is a distance."""
+    if isinstance(epoch, bool) or not isinstance(epoch, Real):
+        raise bad("epoch", epoch, "numbers, 0 for the first")
+    given = schedule(epoch)
+    try:
+        beta = float(given)
+    except (TypeError, ValueError):
+        beta = math.nan
+    if math.isnan(beta) or (beta < 0 and not below_zero):
+        raise UserError(f"the schedule gives beta {given!r} at epoch {epoch}: allowed are numbers from 0 up")
+    return beta
 
 
 def _check_beta(name: str, value: float) -> None:

@@ -74,9 +74,7 @@ class Follower:
                     "the trainer does not know how long it will train, as the default schedule of beta must: give a "
                     "schedule, its epochs, or max_steps and steps_per_epoch"
                 )
-            sizes = [layer.weights for layer in self._pruner.summary().layers]
-            self._pruner.schedule = self._pruner.hamiltonian.annealing(math.ceil(length), sizes)
-            self._pruner.set_epoch(self._pruner.epoch)
+            self._pruner.lasts(math.ceil(length))
         if not self.resumed:
             self._pruner.restart()
         self.resumed = False  # the next training starts anew, unless it is resumed too

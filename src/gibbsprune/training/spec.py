@@ -254,8 +254,8 @@ class RunSpec:
         return parts
 
     def _named_recipe(self) -> dict[str, Any]:
-        """The recipe without what has a part of its own in names."""
-        return {name: value for name, value in self.recipe.as_dict().items() if name != "final"}
+        """The recipe without what has a part of its own in names, or what all recipes once had."""
+        return {k: v for k, v in self.recipe.as_dict().items() if k != "final" and (k, v) != ("law", "annealed")}
 
 
 def _is_path(data: str) -> bool:

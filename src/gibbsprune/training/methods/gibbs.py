@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import rising
 from ...budgets import ALLOCATIONS, Budget
 from ...checks import bad, choice, number, whole
 from ...energies import Neighbours, Redundancy
@@ -21,7 +22,7 @@ from ...importance import KINDS as SCORES
 from ...importance import check_importance
 from ...law import Law
 from ...samplers import SWEEPS
-from ...schedules import ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
+from ...schedules import RAMPED, ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
 from ...structures import KINDS, as_structure
 from ...survivors import SURVIVORS
@@ -37,6 +38,34 @@ UNTIL = Setting(number(0, 1, above=True), "share of training after which a risin
                 lambda spec: 0.8, "u")  # fmt: skip
 ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (uniform)", lambda spec: "uniform", "")
 
+#: The settings of the law ``rising``; patterns as N:M, which have no sparsity that could rise, know the last three.
+RISING = {
+    "ramp": "cubic",
+    "until": RAMPED,
+    "allocation": "global",
+    "gradient": rising.GRADIENT,
+    "survivors": rising.SURVIVORS,
+    "temperature": "zero",
+}
+
+CROWDED = 2e-5  # its decay of masked weights, for each of them that a kept one has beside it
+
+
+def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
+    """A setting's default, by the recipe's law."""
+
+    def default(spec: RunSpec) -> Any:
+        shared = name in ("ramp", "until", "allocation") and as_structure(spec.structure).limited
+        return RISING[name] if spec.recipe.law == "rising" and not shared else annealed
+
+    return default
+
+
+def _fading(spec: RunSpec) -> float:
+    """With the law ``rising`` in proportion to how many masked weights there are for each that is kept."""
+    crowd = spec.sparsity / (1 - spec.sparsity)
+    return float(f"{CROWDED * crowd:.2g}") if spec.recipe.law == "rising" else 0.0
+
 
 class Gibbs(Method):
     name = "gibbs"
@@ -46,23 +75,25 @@ class Gibbs(Method):
     ties = True
     settings = {
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
-                        lambda spec: "constant", ""),
-        "until": UNTIL,
-        "allocation": ALLOCATION,
+                        _by_law("ramp", "constant"), ""),
+        "until": dataclasses.replace(UNTIL, default=_by_law("until", 0.8)),
+        "allocation": dataclasses.replace(ALLOCATION, default=_by_law("allocation", "uniform")),
+        "floor": Setting(number(0, 1), "gibbs: where layers share a sparsity, the least share of each that stays (0)",
+                         lambda spec: 0.0, "l"),
         "units": Setting(choice("weights", "threshold"), "gibbs: what β is measured in (weights)",
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
-                            lambda spec: "masked", ""),
+                            _by_law("gradient", "masked"), ""),
         "survivors": Setting(choice(*SURVIVORS), "gibbs: what is left of a weight that is kept (whole)",
-                             lambda spec: "whole", ""),
+                             _by_law("survivors", "whole"), ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
-                               lambda spec: "annealed", "t."),
+                               _by_law("temperature", "annealed"), "t."),
         "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
                               lambda spec: "magnitude", ""),
         "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
                          lambda spec: "cold", ""),
         "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
-        "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", lambda spec: 0.0, "f"),
+        "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", _fading, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
@@ -115,9 +146,9 @@ def shared_out(spec: RunSpec, ramp: str) -> float | Schedule | Budget:
         return spec.sparsity
     epochs = min(round(spec.setting("until") * spec.recipe.epochs), spec.recipe.epochs - 1)  # the last one has it all
     kinds = {"linear": LinearSchedule, "cubic": CubicSchedule}
-    rising = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds and epochs > 0 else spec.sparsity
-    allocation = spec.setting("allocation")
-    return rising if allocation == "uniform" else Budget(rising, allocation=allocation)
+    rises = kinds[ramp](0.0, spec.sparsity, epochs) if ramp in kinds and epochs > 0 else spec.sparsity
+    allocation, floor = spec.setting("allocation"), spec.setting("floor") or 0.0
+    return rises if allocation == "uniform" else Budget(rises, allocation=allocation, floor=floor)
 
 
 def hamiltonian(spec: RunSpec) -> Hamiltonian:

@@ -1,0 +1,66 @@
+"""The law ``rising``: no temperature, and a sparsity of the whole network that rises while all weights go on learning.
+
+It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the search on held-out images found best:
+
+- one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
+- what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero;
+- the gradient of the pruned network is applied to every weight, masked or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .budgets import Budget
+from .checks import bad, check_one_of, check_whole
+from .hamiltonians import Hamiltonian
+from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
+from .selection import Sparsity
+from .structures import Structure
+
+GRADIENT, SURVIVORS = "straight-through", "shrunk"
+COLD = ConstantSchedule(math.inf)
+
+
+def budget(sparsity: float, epochs: int) -> Budget:
+    """One threshold for the network, at a sparsity that is reached after 90 % of training, before its last epoch.
+
+    >>> [round(budget(0.9, 10).target(epoch), 3) for epoch in (0, 3, 9)]
+    [0.0, 0.633, 0.9]
+    """
+    ramp = min(round(RAMPED * epochs), epochs - 1)
+    return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
+
+
+def check_law(
+    law: str,
+    structure: Structure,
+    sparsity: Sparsity | Schedule | Budget,
+    hamiltonian: str | Hamiltonian | None,
+    schedule: Schedule | Callable[[Any], float] | None,
+    epochs: int,
+) -> float | None:
+    """Refuses what a law does not have; the sparsity to which that of the law ``rising`` rises, where it is one number.
+
+    Args:
+        law: its name.
+        structure: of the layers; one that says how many weights stay has nothing that could rise.
+        sparsity: as it was given.
+        hamiltonian: as it was given.
+        schedule: of β, as it was given.
+        epochs: how long training lasts.
+    """
+    check_one_of("law", law, LAWS)
+    check_whole("epochs", epochs)
+    if law != "rising":
+        return None
+    for what, given in (("hamiltonian", hamiltonian), ("schedule", schedule)):
+        if given is not None:
+            raise bad(what, given, "None with law 'rising', which has no temperature")
+    if structure.limited or isinstance(sparsity, (Schedule, Budget)):
+        return None
+    if not isinstance(sparsity, (int, float)):
+        raise bad("sparsity", sparsity, "numbers, schedules and budgets with law 'rising'")
+    return sparsity
