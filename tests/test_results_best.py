@@ -9,17 +9,18 @@ from gibbsprune.sweeps import declare
 BEST = Path(__file__).parents[1] / "results" / "best"
 
 
-def test_the_rivals_are_trained_with_one_recipe_and_equal_epochs():
-    specs = declare.read(BEST / "rivals.yaml").everything({})
-    assert {(spec.model, spec.recipe.name, spec.total_epochs) for spec in specs} == {("resnet20", "modern", 200)}
-    weights = [spec for spec in specs if spec.structure == "weight"]
-    kinds = {(spec.method, spec.setting("allocation")) for spec in weights}
-    assert kinds == {("gradual", "uniform"), ("gradual", "global"), ("rigl", "erk"), ("feedback", "global"),
-                     ("gibbs", "uniform")}  # fmt: skip
-    assert {(spec.sparsity, spec.seed) for spec in weights} == {
+def test_rivals_have_the_recipe_and_the_epochs_of_what_they_are_compared_with():
+    specs = declare.read(BEST / "rivals.py").everything({})
+    compared = specs[:36]
+    assert {(spec.model, spec.recipe.name, spec.total_epochs) for spec in compared} == {("resnet20", "best", 200)}
+    kinds = {(spec.method, spec.setting("allocation")) for spec in compared}
+    assert kinds == {("gibbs", "global"), ("gradual", "global"), ("rigl", "erk"), ("feedback", "global")}
+    assert {(spec.sparsity, spec.seed) for spec in compared} == {
         (p, seed) for p in (0.9, 0.95, 0.98) for seed in range(3)
     }
-    assert len(weights) == 45
+    assert {spec.recipe.law for spec in specs if spec.recipe.name == "modern"} == {"annealed"}
+    known = {spec.name() for spec in specs}
+    assert all(file.stem in known for file in BEST.glob("*.json"))
 
 
 def test_the_penalty_is_chosen_on_held_out_images_before_the_test_set_is_looked_at():

@@ -1,0 +1,141 @@
+"""``docs/best.md``: the recipe ``best`` and its rivals on the test set, and which differences are beyond chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gibbsprune.archives import read_arrays
+from gibbsprune.text import table
+from gibbsprune.training.spec import RunSpec
+
+from .chance import Chance, Claim, holm
+from .extras import link
+from .groups import Group, Results
+from .pairs import Paired, compare
+from .words import NETWORK, NOTHING, network, number, share
+
+#: What runs are called, the one that is compared with the others first: method, allocation, law.
+LABELS = {
+    ("gibbs", "global", "rising"): "recipe `best`",
+    ("gradual", "global", "rising"): "gradual, one threshold",
+    ("gradual", "uniform", "rising"): "gradual, layer by layer",
+    ("feedback", "global", "rising"): "feedback, one threshold",
+    ("rigl", "erk", "rising"): "RigL, ERK",
+    ("gibbs", "uniform", "annealed"): "Gibbs pruning as published, recipe `modern`",
+    ("gradual", "uniform", "annealed"): "gradual, layer by layer, recipe `modern`",
+    ("dense", None, "annealed"): "dense, recipe `modern`",
+    ("dense", None, "rising"): "dense",
+}
+OURS = next(iter(LABELS.values()))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the recipe ``best`` is ahead of a rival at one sparsity, by seeds and by images."""
+
+    rival: str
+    sparsity: float
+    claim: Claim
+    paired: Paired | None
+
+
+def label(spec: RunSpec) -> str:
+    """What a run is called here; its own name where nothing else is known of it."""
+    known = LABELS.get((spec.method, spec.setting("allocation"), spec.recipe.law))
+    return known or spec.name(with_seed=False)
+
+
+def text(results: Results, folder: Path, page: Path) -> str:
+    """The whole page, to be written into the folder ``page``."""
+    kinds = {_task(group.spec): None for group in results}
+    parts = [
+        "# The recipe `best` and its rivals",
+        f"Written by `make paper` from the raw files in {link(folder, page)}; not edited by hand. CIFAR-10, test "
+        "accuracy in percent of the **last** epoch, no test-time augmentation, mean ± standard deviation over seeds, "
+        "their number in brackets. All are trained with the same recipe, weight decay included, and equal epochs "
+        "unless a row says otherwise; none starts from a trained network. Settings were chosen on held-out training "
+        f"images ({link(folder.parent / 'README.md', page, 'how')}).",
+    ]
+    for kind in sorted(kinds):
+        own = [group for group in results if _task(group.spec) == kind]
+        parts += [f"## {_title(*kind)}", _accuracies(own), *_judged(differences(own, folder), own)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _task(spec: RunSpec) -> tuple[str, str, int]:
+    return spec.model, spec.structure, spec.total_epochs
+
+
+def _title(model: str, structure: str, epochs: int) -> str:
+    return f"{NETWORK.get(model) or network(model)}, {structure}s, {epochs} epochs"
+
+
+def _accuracies(groups: Sequence[Group]) -> str:
+    """One row per method, one column per sparsity."""
+    sparsities = sorted({group.spec.sparsity for group in groups if group.spec.method != "dense"})
+    cells = {(label(group.spec), group.spec.sparsity): group for group in groups}
+    names = sorted({label(group.spec) for group in groups}, key=_order)
+    rows = []
+    for name in names:
+        found = [cells.get((name, sparsity)) for sparsity in sparsities]
+        rows.append([name, *(NOTHING if one is None else f"{number(one)} ({len(one.records)})" for one in found)])
+    return table(["method", *(share(sparsity) for sparsity in sparsities)], rows)
+
+
+def _order(name: str) -> tuple[int, str]:
+    known = list(LABELS.values())
+    return (known.index(name) if name in known else len(known)), name
+
+
+def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
+    """The recipe ``best`` against every rival of the same sparsity."""
+    chance, labels = Chance(groups), _labels(folder)
+    ours = {group.spec.sparsity: group for group in groups if label(group.spec) == OURS}
+    found = []
+    for group in sorted(groups, key=lambda one: (_order(label(one.spec)), one.spec.sparsity)):
+        best = ours.get(group.spec.sparsity)
+        if best is not None and best is not group:
+            paired = None if labels is None else compare(folder, best, group, labels)
+            found.append(Difference(label(group.spec), group.spec.sparsity, chance.claim(best, group), paired))
+    return found
+
+
+def _labels(folder: Path) -> np.ndarray | None:
+    file = folder.parent / "cifar10_labels.npz"
+    return read_arrays(file, file.name, ["classes"])["classes"] if file.exists() else None
+
+
+def _judged(found: Sequence[Difference], groups: Sequence[Group]) -> list[str]:
+    """The table of differences with their verdicts, and how they were reached."""
+    if not found:
+        return []
+    cut = holm(each.claim.p for each in found)
+    rows = [
+        [
+            each.rival, share(each.sparsity), f"{each.claim.difference:+.2f}", _chance(each.claim.p),
+            "" if each.paired is None else _chance(each.paired.p), _verdict(each.claim, cut),
+        ]
+        for each in found
+    ]  # fmt: skip
+    limit = Chance(groups).upper(groups[0].spec.structure)
+    how = (
+        "How far `best` is ahead, in points. *By seeds*: the chance of such a difference of means, with the upper 95 % "
+        f"limit of the deviation between seeds, {limit:.2f} points; the verdict is this one's, at 5 % with Holm's "
+        "correction for all rows. *By images*: the same trained networks in pairs of a seed, image by image (McNemar), "
+        "which knows nothing of other seeds."
+    )
+    head = ["against", "sparsity", "ahead by", "by seeds, p", "by images, p", ""]
+    return [how, table(head, rows, left=2)]
+
+
+def _chance(p: float) -> str:
+    return f"{p:.1g}" if p >= 1e-12 else "< 1e-12"
+
+
+def _verdict(claim: Claim, cut: float) -> str:
+    told = {1: "beyond chance", -1: "behind, beyond chance", 0: "not told apart"}[claim.sign(cut)]
+    return told + (", one seed" if claim.seeds == 1 else "")
