@@ -145,7 +145,7 @@ def test_a_fleet_scores_as_a_plain_loop_does(digits):
         state = {f"{name}.weight": value.chunk(2)[k] for name, value in before.items()}
         model.load_state_dict(state, strict=False)
         assert set(state) <= set(model.state_dict())
-        assert float(network.scores[kind, next(iter(network.masks))].abs().sum()) > 0
+        assert float(network.scores[kind, next(iter(network.masks))].value.abs().sum()) > 0
         for (name, run, _), score, mask in zip(network.sites, network.judged(), network.mask_views()):
             if run == k and kind == "taylor":
                 assert bool((score[~mask] == 0).all())

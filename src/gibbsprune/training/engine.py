@@ -125,8 +125,6 @@ class Engine:
         (x, y), _ = self.lanes.run([partial(self.batches.next, self.network.dtype), self.masks.draw], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
-        if self.network.scores:
-            self.network.observe(self.optimizer.parameters, grads, self.masks.through)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
         self.loss_sum += losses.detach()
         self.correct += correct
