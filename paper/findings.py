@@ -67,7 +67,7 @@ class Samplers(Pair):
 
 
 @dataclass(frozen=True)
-class Gradual(Pair):
+class AgainstGradual(Pair):
     """Gibbs pruning as published against gradual pruning, all else equal."""
 
 
@@ -152,7 +152,7 @@ def gradual(results: Results, chance: Chance) -> Iterator[Finding]:
             yield NotRun(spec.model, spec.structure, what=f"Gibbs pruning beside {rival.spec.name()}")
         else:
             claims = (chance.claim(gibbs, rival),)
-            yield Gradual(spec.model, spec.structure, claims=claims, one=gibbs, other=rival)
+            yield AgainstGradual(spec.model, spec.structure, claims=claims, one=gibbs, other=rival)
 
 
 def hamiltonians(results: Results, chance: Chance) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from ..lanes import Lanes
 from ..recalibration import recalibrate
 from ..samplers import stream
 from .batches import Batches
-from .capture import Step, compiled
+from .capture import Captured, compiled
 from .finished import Finished
 from .masked import MaskedNetwork
 from .optimizers import FlatOptimizer
@@ -86,7 +86,7 @@ class Engine:
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.
         self.lanes = Lanes()
-        self.step = Step(self._step, device, self.masks.streams, autotune=autotune, capture=ranks.size == 1)
+        self.step = Captured(self._step, device, self.masks.streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.done, self.entered = 0, -1
 

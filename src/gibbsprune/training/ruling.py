@@ -14,7 +14,7 @@ from ..law import Law
 from ..samplers import stream
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rising, Rule
+from .methods import MaskRule, Rising
 from .spec import RunSpec
 
 
@@ -27,7 +27,7 @@ class Masks:
         sites = [site for _, _, site in network.sites]
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
         self.warm = [i for i, site in enumerate(sites) if site.warm]
-        self.rules: list[tuple[Rule, list[int]]] = []
+        self.rules: list[tuple[MaskRule, list[int]]] = []
         kinds = [(spec.how, spec.how.cold(spec)) for spec in specs]
         for how, cold in dict.fromkeys(kinds):
             mine = [i for i, site in enumerate(sites) if kinds[site.run] == (how, cold) and site.sparsity > 0]
@@ -102,7 +102,7 @@ class Masks:
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
     def _job(
-        self, rule: Rule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
+        self, rule: MaskRule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
         """A draw of one rule; warm chains go on from ``masks``."""
         mine = [weights[i] for i in places]

@@ -63,7 +63,7 @@ START = {
 }  # fmt: skip
 
 
-class Rule(Protocol):
+class MaskRule(Protocol):
     """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
 
     def draw(
@@ -72,7 +72,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class Rising(Rule, Protocol):
+class Rising(MaskRule, Protocol):
     """A rule of which more than the level changes from epoch to epoch."""
 
     def set_epoch(self, epoch: int) -> None: ...
@@ -132,7 +132,7 @@ class Method:
         """How a layer is cut into neighbourhoods."""
         return layer.structure(spec.structure)
 
-    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:
+    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> MaskRule | None:
         """How the masks of these sites are drawn at every step; None: they are held.
 
         ``specs`` are per run; those of the sites are all cold, or none is.
