@@ -85,8 +85,8 @@ def test_sigterm_ends_it_as_ctrl_c_does(capsys, monkeypatch):
     [
         ("run nowhere.yaml", "nowhere.yaml cannot be read: No such file"),
         ("run tiny.yaml --budget soon", "--budget: must be a time such as 90s, 25m or 2h, but 'soon' was given"),
-        ("run tiny.yaml --workers 0", "--workers must be at least 1, but 0 was given"),
-        ("run tiny.yaml --at-most 0", "--at-most must be at least 1, but 0 was given"),
+        ("run tiny.yaml --workers 0", "--workers is 0: allowed are whole numbers from 1"),
+        ("run tiny.yaml --at-most 0", "--at-most is 0: allowed are whole numbers from 1"),
         ("run tiny.yaml --results file/r", "cannot write file/r: Not a directory"),
         ("run tiny.yaml --work file/w", "cannot write file/w: Not a directory"),
         ("run tiny.yaml --results file", "--results is file, which is not a folder that can be read"),
