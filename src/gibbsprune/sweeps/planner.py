@@ -102,7 +102,7 @@ def survey(chosen: Sequence[RunSpec], everything: Sequence[RunSpec], have: Colle
 
 
 def _is_own(specs: Sequence[RunSpec], by_name: Mapping[str, RunSpec]) -> bool:
-    """Whether a half-done fleet is one of this sweep, with no network that it does not name: that is somebody's code."""
+    """Whether a half-done fleet is of this sweep, and has no network that is not: that may be somebody's code."""
     networks = {spec.model for spec in by_name.values()}
     mine = any(by_name.get(spec.name()) == spec for spec in specs)
     return mine and all(spec.model in networks for spec in specs)

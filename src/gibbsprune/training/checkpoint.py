@@ -19,7 +19,7 @@ import torch
 
 from ..archives import check_tensors
 from ..errors import UserError
-from ..files import make_folder, write_atomic
+from ..files import make_folder, read_bytes, write_atomic
 from ..text import first_line
 from .places import Place, Remote, place
 
@@ -55,17 +55,13 @@ def checkpoints(folder: str | os.PathLike[str] | Remote) -> list[tuple[int, Plac
         match = _NAME.fullmatch(path.name)
         if match:
             found.append((int(match[1]), path))
-    return sorted(found)
+    return sorted(found, key=lambda pair: pair[0])
 
 
 def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     """Read one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
     path = place(path)
-    try:
-        content = path.read_bytes()
-    except (OSError, MemoryError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    header, _, payload = content.partition(b"\n")
+    header, _, payload = read_bytes(path).partition(b"\n")
     digest = hashlib.sha256(payload).hexdigest().encode()
     if header != _MAGIC + digest:
         raise UserError(f"checkpoint {path} is damaged or incomplete (its checksum does not match)")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gibbsprune import __version__
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
-from gibbsprune.site import check_device
+from .. import __version__
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..site import check_device
 
 SMALL = 16  # pixels; see suitable_threads
 

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,15 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Locked within; what another process holds is :class:`Busy`."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def write_record(self) -> None:
         """Writes ``run.json`` as it stands."""
         write_json(self.path / "run.json", self.record)
@@ -195,7 +204,6 @@ def strangers(path: Path) -> list[str]:
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Deletes a run's folder; anything that is not one is refused."""
-    folder = RunFolder.open(path)
-    folder.lock()
-    folder.unlock()
+    with RunFolder.open(path).held():
+        pass
     shutil.rmtree(os.fspath(path))

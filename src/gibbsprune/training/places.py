@@ -11,7 +11,6 @@ import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
-from functools import total_ordering
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,7 +22,6 @@ from ..files import temporary_name
 RENAMING = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 
 
-@total_ordering
 class Remote:
     """A file or folder of an fsspec filesystem, by its URL."""
 
@@ -39,9 +37,6 @@ class Remote:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Remote) and other.url == self.url
-
-    def __lt__(self, other: Remote) -> bool:
-        return self.url < other.url
 
     def __hash__(self) -> int:
         return hash(self.url)
@@ -92,9 +87,6 @@ class Remote:
     def read_bytes(self) -> bytes:
         with _plain_errors():
             return bytes(self.fs.cat_file(self.path))
-
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
 
     def write_bytes(self, content: bytes) -> None:
         """Write the whole file at once; readers see the old content or the new one."""

@@ -7,17 +7,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
 
 from ..text import clock
-
-Record = dict[str, Any]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def mean(records: Sequence[Record], key: str) -> float:
+def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
     """The mean of one quantity over the runs of a fleet; NaN where no run has it."""
     values = [float(r[key]) for r in records if r.get(key) is not None]
     return sum(values) / len(values) if values else math.nan
@@ -42,11 +40,44 @@ def _shown(value: float, form: str, unit: str = "") -> str:
     return "–" if math.isnan(value) else format(value, form) + unit
 
 
-class PlainProgress:
+class Lines:
+    """Lines of text. Where nobody reads any more, as after ``| head``, that is told once and the work goes on."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream if stream is not None else sys.stdout
+
+    def note(self, message: str) -> None:
+        """Prints a line."""
+        try:
+            print(message, file=self.stream, flush=True)
+        except BrokenPipeError:
+            self._go_on_unread()
+
+    def _go_on_unread(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # what is still to be flushed there goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        with contextlib.suppress(OSError):
+            told = "nobody reads the output any more; the run goes on, and Ctrl-C stops it so that it can be resumed"
+            print(f"gibbsprune: {told}", file=sys.stderr, flush=True)
+
+
+Shown = TypeVar("Shown", bound=Lines)
+
+
+def suited(live: Callable[[TextIO], Shown], plain: Callable[[TextIO], Shown], stream: TextIO | None = None) -> Shown:
+    """The live display where ``stream`` is a terminal and rich is installed, else plain lines."""
+    stream = stream if stream is not None else sys.stdout
+    if stream.isatty():
+        with contextlib.suppress(ImportError):
+            return live(stream)
+    return plain(stream)
+
+
+class PlainProgress(Lines):
     """One line per epoch: for logs, pipes and terminals without rich."""
 
     def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self.stream = stream if stream is not None else sys.stdout
+        super().__init__(stream)
         self.now = now
         self.epochs = 0
         self.first = 0
@@ -65,7 +96,7 @@ class PlainProgress:
         behind = number - self.first
         return (self.now() - self.started) / behind * (self.epochs - number) if behind > 0 else math.nan
 
-    def epoch(self, number: int, records: Sequence[Record]) -> None:
+    def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Report a finished epoch; ``records`` has one entry per run, and a fleet shows their mean."""
         width = len(str(self.epochs))
         parts = [
@@ -76,20 +107,6 @@ class PlainProgress:
         if not math.isnan(beta := mean(records, "beta")):
             parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
         self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
-
-    def note(self, message: str) -> None:
-        """Print a line; where nobody reads any more, as after ``| head``, that is told once and the run goes on."""
-        try:
-            print(message, file=self.stream, flush=True)
-        except BrokenPipeError:
-            self._go_on_unread()
-
-    def _go_on_unread(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # what is still to be flushed there goes nowhere
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        with contextlib.suppress(OSError):
-            told = "nobody reads the output any more; the run goes on, and Ctrl-C stops it so that it can be resumed"
-            print(f"gibbsprune: {told}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Finish; called once, also after an interruption."""
@@ -125,7 +142,7 @@ class RichProgress(PlainProgress):
     def step(self, done: int, total: int) -> None:
         self.bars.update(self.inner, completed=done, total=total)
 
-    def epoch(self, number: int, records: Sequence[Record]) -> None:
+    def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
         loss, accuracy, beta, agreement = (mean(records, key) for key in ("loss", "test_accuracy", "beta", "agreement"))
         self.history.append((loss, accuracy, beta, agreement))
         self.bars.update(self.whole, completed=number, extra=f"{clock(self.left(number))} left")
@@ -167,11 +184,5 @@ class RichProgress(PlainProgress):
 
 
 def make_progress(stream: TextIO | None = None) -> PlainProgress:
-    """The live display where ``stream`` is a terminal and rich is installed, else plain lines."""
-    stream = stream if stream is not None else sys.stdout
-    if stream.isatty():
-        try:
-            return RichProgress(stream)
-        except ImportError:
-            pass
-    return PlainProgress(stream)
+    """What shows how a run goes on."""
+    return suited(RichProgress, PlainProgress, stream)

@@ -135,10 +135,9 @@ def resume(
         return Outcome(Path(path), given["results"] or _follow(specs, ranks, given["autotune"], given["state"]))
     folder = RunFolder.open(path)
     check_trust(folder.specs, folder.path, trust)
-    folder.lock()
     progress = progress or make_progress()
     shared: dict[str, Any] = {"runs": folder.record["runs"], "results": None, "state": None}
-    try:
+    with folder.held():
         if folder.finished():
             progress.note(f"{folder.path} is already finished")
             shared["results"] = folder.results()
@@ -161,8 +160,6 @@ def resume(
                 again = {"time": _now(), "epoch": epoch, "command": command, "ranks": ranks.size}
                 folder.record["resumed"] = [*folder.told("resumed"), again]
                 return _drive(fleet, folder, options, interrupt, progress, ranks, state)
-    finally:
-        folder.unlock()
 
 
 def _drive(

@@ -74,9 +74,8 @@ class Processes:
 
     def submit(self, fleet: Planned, seconds: float) -> None:
         if isinstance(fleet.folder, Path):
-            held = RunFolder(fleet.folder)
-            held.lock()  # or it is said to be busy now, and not by the worker
-            held.unlock()
+            with RunFolder(fleet.folder).held():  # or it is said to be busy now, and not by the worker
+                pass
         device = min(self.devices, key=[running.device for running in self.fleets.values()].count)
         process = subprocess.Popen(
             [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"], env=self.environment,

@@ -57,7 +57,7 @@ class OnRay:
     def _say_room(self) -> None:
         alive, room = len(self._nodes()), self._capacity()
         share = f"{self.share['num_cpus']:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-        self.display.text(
+        self.display.note(
             f"{alive} {'node' if alive == 1 else 'nodes'}, room for {room} fleets of {share} at a time" if room
             else f"no node of the cluster has {share} free for a fleet; waiting for one that has"
         )  # fmt: skip
@@ -140,14 +140,14 @@ class OnRay:
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 return Ended(folder, specs, failed=str(error.cause))
-            self.display.text(str(error))  # with the worker's traceback
+            self.display.note(str(error))  # with the worker's traceback
             return Ended(folder, specs, failed=f"{type(error.cause).__name__} on its worker; the lines above say where")
         except errors.RayError as error:  # the worker or its node is gone
             return Ended(folder, specs, lost=type(error).__name__)
 
     def close(self) -> None:
         if self.fleets:
-            self.display.text(f"stopping {len(self.fleets)} fleets; each saves where it is")
+            self.display.note(f"stopping {len(self.fleets)} fleets; each saves where it is")
             tasks = [task for _, task in self.fleets.values()]
             for task in tasks:
                 self.ray.cancel(task)
