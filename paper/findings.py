@@ -196,9 +196,8 @@ def random_masks(results: Results, chance: Chance) -> Iterator[Finding]:
         rows: list[tuple[str, float, Claim | None]] = []
         for rate in cells.RATES:
             gibbs = results.of(cells.run(model, sparsity=rate))
-            others = {"random mask": cells.run(model, "random-mask", sparsity=rate),
-                      "re-initialisation": cells.reinit(model, rate)}  # fmt: skip
-            for name, spec in others.items():
+            blind = cells.run(model, "random-mask", sparsity=rate)
+            for name, spec in (("random mask", blind), ("re-initialisation", cells.reinit(model, rate))):
                 other = results.of(spec)
                 rows.append((name, rate, None if gibbs is None or other is None else chance.claim(gibbs, other)))
         claims = tuple(claim for _, _, claim in rows if claim is not None)

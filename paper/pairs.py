@@ -62,9 +62,8 @@ def mcnemar(first: int, second: int) -> float:
     total, least = first + second, min(first, second)
     if not total:
         return 1.0
-    log_half = total * math.log(2)
-    tail = sum(math.exp(math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) - log_half)
-               for k in range(least + 1))  # fmt: skip
+    ways = math.lgamma(total + 1) - total * math.log(2)
+    tail = sum(math.exp(ways - math.lgamma(k + 1) - math.lgamma(total - k + 1)) for k in range(least + 1))
     return min(1.0, 2 * tail)
 
 

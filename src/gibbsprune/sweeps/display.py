@@ -64,11 +64,9 @@ class Live(Display):
 
         super().__init__(stream)
         self.console = Console(file=self.stream)
-        self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=30),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"), TextColumn("{task.fields[extra]}"),
-            console=self.console,
-        )  # fmt: skip
+        count = "{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"
+        name, done, extra = map(TextColumn, ("{task.description}", count, "{task.fields[extra]}"))
+        self.bars = Progress(name, BarColumn(bar_width=30), done, extra, console=self.console)
         self.whole: Any = None
         self.fleets: dict[str, Any] = {}
 

@@ -67,10 +67,8 @@ def train(job: Job, arrays: Arrays, tell: Tell) -> bool:
 def _train(fleet: Fleet, folder: RunFolder, job: Job, say: Saying) -> bool:
     work, allowed = folder.path.parent, job.ends - time.time()
     with Interrupt(tell=say.note) as interrupt:
-        on_its_way = session.Session(
-            fleet, folder.checkpoints, test_every=job.evaluate_every, save_seconds=job.checkpoint_seconds,
-            seconds=allowed, watch=say,
-        )  # fmt: skip
+        how: dict[str, Any] = {"test_every": job.evaluate_every, "save_seconds": job.checkpoint_seconds}
+        on_its_way = session.Session(fleet, folder.checkpoints, **how, seconds=allowed, watch=say)
         if session.resume(on_its_way, say.note):
             say.note(f"continuing {len(fleet.specs)} runs from epoch {fleet.epoch}")
         finished = on_its_way.train(interrupt)
@@ -114,8 +112,6 @@ class Saying(session.Watch):
         fleet, seen = on_its_way.fleet, on_its_way.allowed.seen
         took = [seconds for some in seen.values() for seconds in some]
         each = sum(took) / len(took) if took else math.nan
-        self.tell({
-            "fleet": self.name, "epoch": fleet.epoch, "epochs": fleet.epochs, "seconds": on_its_way.spent,
-            "left": each * (fleet.epochs - fleet.epoch),
-            "accuracies": [None if record is None else record["test_accuracy"] for record in records],
-        })  # fmt: skip
+        where = {"fleet": self.name, "epoch": fleet.epoch, "epochs": fleet.epochs, "seconds": on_its_way.spent}
+        accuracies = [None if record is None else record["test_accuracy"] for record in records]
+        self.tell({**where, "left": each * (fleet.epochs - fleet.epoch), "accuracies": accuracies})

@@ -23,11 +23,11 @@ from .spec import RunSpec
 
 FORMAT = 1
 #: What ``run.json`` says beside the runs.
-ABOUT = {"versions": dict, "hardware": dict, "options": dict, "resumed": list, "device": str, "data_sha256": str,
-         "ranks": int, "logs": dict}  # fmt: skip
+ABOUT: dict[str, type] = dict.fromkeys(("versions", "hardware", "options", "logs"), dict)
+ABOUT |= {"resumed": list, "device": str, "data_sha256": str, "ranks": int}
 #: What a run writes into its folder.
-OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
-             "summary.md")  # fmt: skip
+TENSORS = ("model.safetensors", "masks.safetensors", "kept.safetensors")
+OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "summary.md", *TENSORS)
 OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard", "wandb")
 PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
 

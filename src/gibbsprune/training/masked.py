@@ -62,8 +62,8 @@ class MaskedNetwork:
 
     def _soft(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Soft:
         """A layer of which some runs learn a soft threshold."""
-        starts = [found[0] if (found := s.how.soft_threshold(s)) and name in own else OFF
-                  for s, own in zip(self.specs, self.names)]  # fmt: skip
+        found = [s.how.soft_threshold(s) if name in own else None for s, own in zip(self.specs, self.names)]
+        starts = [one[0] if one else OFF for one in found]
         masked = Soft(weight, gradient, torch.tensor(starts), survivors)
         self.levels[name] = masked.level
         return masked

@@ -98,12 +98,10 @@ def start(
         compare_data(ranks, arrays)
         with suitable_threads(arrays, where):
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
-            about = {
-                "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
-                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "images": images_of(arrays, specs[0]),
-                "options": asdict(options),
-                **describe_environment(where), "resumed": [],
-            }  # fmt: skip
+            about: dict[str, Any] = {"command": command, "started": _now(), "seeds": [spec.seed for spec in specs]}
+            about |= {"device": str(where), "ranks": ranks.size, "data_sha256": fingerprint(arrays)}
+            about |= {"images": images_of(arrays, specs[0]), "options": asdict(options)}
+            about |= {**describe_environment(where), "resumed": []}
             folder = RunFolder.create(path, specs, about)
             try:
                 return _drive(fleet, folder, options, interrupt, progress, ranks, None)
@@ -172,10 +170,8 @@ def _drive(
     state: dict[str, Any] | None,
 ) -> Outcome:
     """Trains what is left of the epochs, then writes the final files."""
-    session = Session(
-        fleet, folder.checkpoints, save_every=options.checkpoint_epochs, save_seconds=options.checkpoint_seconds,
-        ranks=ranks,
-    )  # fmt: skip
+    every, seconds = options.checkpoint_epochs, options.checkpoint_seconds
+    session = Session(fleet, folder.checkpoints, save_every=every, save_seconds=seconds, ranks=ranks)
     if state is not None:
         session.load(state)
     logs = Logs(options.log, folder, fleet.epoch, progress.note)

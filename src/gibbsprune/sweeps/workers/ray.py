@@ -57,10 +57,9 @@ class OnRay:
     def _say_room(self) -> None:
         alive, room = len(self._nodes()), self._capacity()
         share = f"{self.share['num_cpus']:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-        self.display.note(
-            f"{alive} {'node' if alive == 1 else 'nodes'}, room for {room} fleets of {share} at a time" if room
-            else f"no node of the cluster has {share} free for a fleet; waiting for one that has"
-        )  # fmt: skip
+        nodes = f"{alive} {'node' if alive == 1 else 'nodes'}, room for {room} fleets of {share} at a time"
+        full = f"no node of the cluster has {share} free for a fleet; waiting for one that has"
+        self.display.note(nodes if room else full)
 
     @property
     def gpus(self) -> float:

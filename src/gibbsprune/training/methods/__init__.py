@@ -22,11 +22,9 @@ from .thinet import ThiNet
 
 __all__ = ["METHODS", "MaskRule", "Method", "Phase", "Rising", "Setting", "method"]
 
-METHODS: dict[str, Method] = {
-    m.name: m
-    for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual(), Feedback(), RigL(), Rewinding(), SoftThreshold())
-}  # fmt: skip
+_PAPER = (Gibbs, Dense, L1, Magnitude, Lottery, TargetedDropout, FilterL1, ThiNet, RandomMask, Reinit)
+_LATER = (Gradual, Feedback, RigL, Rewinding, SoftThreshold)
+METHODS: dict[str, Method] = {kind.name: kind() for kind in (*_PAPER, *_LATER)}
 
 
 def method(name: str) -> Method:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...checks import optional, text, whole
+from ...checks import optional, whole
 from ...errors import UserError
 from ...site import Site
 from .after_training import AfterTraining, check_recipe
 from .magnitude import largest
-from .method import Phase, Setting, training
+from .method import Phase, Setting, starting, training
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -37,8 +37,7 @@ class Lottery(AfterTraining):
                                f"({REWIND}, or a tenth of training where that is less)", lambda spec: None, "k"),
         "round": Setting(optional(whole(0)), "lottery: this round alone, from the one before; 0: the first training "
                          "(all, one after the other)", lambda spec: None, "round"),
-        "from": Setting(optional(text()), "start after the first training of this finished lottery run, or after its "
-                        "round", lambda spec: None, "from."),
+        "from": starting("start after the first training of this finished lottery run, or after its round"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:

@@ -54,13 +54,16 @@ class Setting:
     short: str
 
 
+def starting(meaning: str, short: str = "from.") -> Setting:
+    """A setting that names something to start from, or nothing."""
+    return Setting(optional(text()), meaning, lambda spec: None, short)
+
+
 #: Where any run may start: every method has these settings, unless it gives one a meaning of its own.
 START = {
-    "from": Setting(optional(text()), "start from the weights of this finished run or .safetensors file (new ones)",
-                    lambda spec: None, "from."),
-    "weights": Setting(optional(text()), "the SHA-256 that those weights must have, or its first digits (filled in)",
-                       lambda spec: None, "w"),
-}  # fmt: skip
+    "from": starting("start from the weights of this finished run or .safetensors file (new ones)"),
+    "weights": starting("the SHA-256 that those weights must have, or its first digits (filled in)", "w"),
+}
 
 
 class MaskRule(Protocol):
@@ -200,8 +203,8 @@ def is_file(named: str) -> bool:
 
 def training(spec: RunSpec) -> Phase:
     """The whole recipe."""
-    return Phase("train", spec.recipe.total_epochs(spec.stretch),
-                 lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
+    recipe, stretch = spec.recipe, spec.stretch
+    return Phase("train", recipe.total_epochs(stretch), lambda epoch: recipe.learning_rate(epoch, stretch))
 
 
 def rewound(spec: RunSpec, epochs: int, name: str = "retrain") -> Phase:
