@@ -78,10 +78,10 @@ class Processes:
                 pass
         device = min(self.devices, key=[running.device for running in self.fleets.values()].count)
         command = [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        words: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
+        how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        how |= {"text": True, "encoding": "utf-8", "errors": "replace", "env": self.environment}
         # In a session of its own: a Ctrl-C is this process's; it stops them once.
-        process = subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes, **words)
+        process = subprocess.Popen(command, **how, start_new_session=True)
         reader = threading.Thread(target=self._read, args=(fleet.folder, process), daemon=True)
         self.fleets[fleet.folder] = _Running(fleet, process, reader, device)
         reader.start()
