@@ -90,7 +90,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(capsys, monkeypatch):
         ("run tiny.yaml --results file/r", "cannot write file/r: Not a directory"),
         ("run tiny.yaml --work file/w", "cannot write file/w: Not a directory"),
         ("run tiny.yaml --results file", "--results is file, which is not a folder that can be read"),
-        ("run tiny.yaml --device abacus", "unknown device 'abacus'"),
+        ("run tiny.yaml --device abacus", "device is 'abacus'"),
         ("run tiny.yaml --only nothing", "no run of tiny has a name like nothing; sweep status shows all"),
         ("report nowhere", "nowhere is not a folder of results"),
         ("report empty", "empty holds no results"),

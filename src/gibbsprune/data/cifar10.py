@@ -58,7 +58,7 @@ class Fingerprint:
         return sum(self.test_per_class)
 
     def check(self, arrays: Arrays) -> None:
-        """Refuse arrays with another fingerprint, naming the first thing that differs."""
+        """Refuses arrays with another fingerprint, naming the first thing that differs."""
         found = Fingerprint.of(arrays)
         for field in fields(self):
             have, want = getattr(found, field.name), getattr(self, field.name)
@@ -131,7 +131,7 @@ def cifar10_from_pngs(
     *,
     expected: Fingerprint = CIFAR10,
 ) -> Path:
-    """Build the cached file from the npm package's six PNGs and two label files, in one folder or several."""
+    """Builds the cached file from the npm package's six PNGs and two label files, in one folder or several."""
     folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
     try:
         arrays = from_folders(folders, expected.images, progress)

@@ -49,7 +49,7 @@ class Package:
 
 
 def from_archive(archive: Archive, images: int, folder: Path, progress: Progress | None) -> Arrays:
-    """Download the official archive into `folder` and read it; each batch must hold `images` records."""
+    """Downloads the official archive into `folder` and reads it; each batch must hold `images` records."""
     target = folder / "cifar-10-binary.tar.gz"
     try:
         fetch(archive.url, target, archive.md5, progress=progress)

@@ -96,7 +96,7 @@ def title(base: RunSpec, seeds: Sequence[int]) -> str:
 def write_report(
     out: Path, base: RunSpec, seeds: Sequence[int], found: Sequence[Row], command: str | None
 ) -> list[Path]:
-    """Write ``compare.md``, ``compare.json`` and, where matplotlib is installed, ``compare.png``; what was written."""
+    """Writes ``compare.md``, ``compare.json`` and, where matplotlib is installed, ``compare.png``; what was written."""
     heading = title(base, seeds)
     written = [out / "compare.md", out / "compare.json"]
     parts = [f"# {heading}", result_table(found), NOTE]

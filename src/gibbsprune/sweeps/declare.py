@@ -92,7 +92,7 @@ def read(file: str | os.PathLike[str], only: Iterable[str] = ()) -> Sweep:
     """The sweep in a file ending in ``.py``, ``.yaml`` or ``.yml``."""
     path = Path(file)
     if path.suffix not in (".py", ".yaml", ".yml"):
-        raise UserError(f"a sweep is a file ending in .py, .yaml or .yml, not {str(path)!r}")
+        raise bad("the file of a sweep", str(path), "names ending in .py, .yaml or .yml")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -230,11 +230,11 @@ def _number(value: Any) -> Any:
 
 def _mapping(what: str, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise UserError(f"{what} is {str(found)[:40]!r}; it must be names with their values")
+        raise bad(what, found, "names with their values")
     return dict(found)
 
 
 def _list(what: str, found: Any) -> list[Any]:
     if not isinstance(found, list) or not found:
-        raise UserError(f"{what} is {str(found)[:40]!r}; it must be a list")
+        raise bad(what, found, "lists of one or more")
     return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_one_of
 from ..data import HELD_OUT, SPLIT_SEED
 from ..errors import UserError
 from ..files import Missing, make_folder, read_json, write_atomic
@@ -51,10 +52,8 @@ class Trial:
     sparsity: float | None = None
 
     def __post_init__(self) -> None:
-        known = ["-".join(pair) for pair in CANDIDATES]
         for name in self.only:
-            if name not in known:
-                raise UserError(f"{name!r} is not tuned; it must be one of {', '.join(known)}")
+            check_one_of("--only", name, ("-".join(pair) for pair in CANDIDATES))
 
     def pairs(self) -> list[tuple[str, str]]:
         return [pair for pair in CANDIDATES if not self.only or "-".join(pair) in self.only]

@@ -19,7 +19,7 @@ from .spec import RunSpec
 
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
-    """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
+    """Writes ``summary.md`` and its pictures into the folder of a finished run or fleet."""
     failed = ""
     try:
         drawn = _draw(folder, results) if pictures.available() else None
@@ -174,7 +174,7 @@ def settings_table(folder: RunFolder) -> str:
 
 
 def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Draw what there is to draw and name it."""
+    """Draws what there is to draw; its names."""
     if is_mixed(folder.specs):
         return []  # curves of different methods have no common mean
     histories = [result["curve"] for result in results if result["curve"]]

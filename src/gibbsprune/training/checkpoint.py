@@ -28,7 +28,7 @@ _NAME = re.compile(r"epoch-(\d{6})\.ckpt")
 
 
 def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, Any], keep: int = 2) -> Place:
-    """Save ``state`` (nested dicts and lists of tensors and plain values) as it is after ``epoch`` epochs.
+    """Saves ``state`` (nested dicts and lists of tensors and plain values) as it is after ``epoch`` epochs.
 
     Older checkpoints go only when the new one is safely on the disk; the newest ``keep`` stay.
     """
@@ -59,7 +59,7 @@ def checkpoints(folder: str | os.PathLike[str] | Remote) -> list[tuple[int, Plac
 
 
 def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
-    """Read one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
+    """Reads one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
     path = place(path)
     header, _, payload = read_bytes(path).partition(b"\n")
     digest = hashlib.sha256(payload).hexdigest().encode()

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from .. import __version__
+from ..checks import bad
 from ..data.arrays import Arrays
 from ..errors import UserError
 from ..site import check_device
 
 SMALL = 16  # pixels; see suitable_threads
+DEVICES = "'auto', 'cpu', 'cuda' and 'cuda:<number>'"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -30,10 +32,10 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:<number>") from None
+        raise bad("device", name, DEVICES) from None
     check_device("--device", device)
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<number>")
+        raise bad("device", name, DEVICES)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -102,7 +104,7 @@ def fingerprint(arrays: Arrays) -> str:
 
 
 def require(module: str, purpose: str, extra: str = "demo") -> None:
-    """Refuse early, with a sentence, when an optional package is missing."""
+    """Refuses early, with a sentence, when an optional package is missing."""
     if importlib.util.find_spec(module) is None:
         install = f"pip install 'gibbsprune[{extra}]'"
         raise UserError(f"the package {module} is needed {purpose}; install it with: {install}")

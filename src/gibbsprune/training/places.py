@@ -89,7 +89,7 @@ class Remote:
             return bytes(self.fs.cat_file(self.path))
 
     def write_bytes(self, content: bytes) -> None:
-        """Write the whole file at once; readers see the old content or the new one."""
+        """Writes the whole file at once; readers see the old content or the new one."""
         protocol = self.fs.protocol if isinstance(self.fs.protocol, str) else self.fs.protocol[0]
         with _plain_errors():
             if protocol not in RENAMING:
@@ -128,7 +128,7 @@ def files(folder: Place, pattern: str) -> list[Place]:
 
 
 def remove_folder(folder: Place) -> None:
-    """Delete a folder with all that is in it, as far as that is possible."""
+    """Deletes a folder with all that is in it, as far as that is possible."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return

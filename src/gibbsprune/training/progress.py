@@ -84,7 +84,7 @@ class PlainProgress(Lines):
         self.started = 0.0
 
     def begin(self, title: str, epochs: int, done: int = 0) -> None:
-        """Announce a run of ``epochs`` epochs of which ``done`` are behind it."""
+        """Announces a run of ``epochs`` epochs of which ``done`` are behind it."""
         self.epochs, self.first, self.started = epochs, done, self.now()
         self.note(title)
 
@@ -97,7 +97,7 @@ class PlainProgress(Lines):
         return (self.now() - self.started) / behind * (self.epochs - number) if behind > 0 else math.nan
 
     def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Report a finished epoch; ``records`` has one entry per run, and a fleet shows their mean."""
+        """Reports a finished epoch; ``records`` has one entry per run, and a fleet shows their mean."""
         width = len(str(self.epochs))
         parts = [
             f"epoch {number:>{width}}/{self.epochs}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...checks import optional, whole
+from ...checks import bad, optional, whole
 from ...errors import UserError
 from ...site import Site
 from .after_training import AfterTraining, check_recipe
@@ -45,7 +45,7 @@ class Lottery(AfterTraining):
         if number is None:
             return
         if number > rounds:
-            raise UserError(f"round is {number}, but there are {rounds} rounds")
+            raise bad("round", number, f"numbers up to the {rounds} rounds")
         if number and source is None:
             raise UserError(f"round {number} of a lottery needs 'from', the finished run of the round before")
         if not number and source is not None:
@@ -83,7 +83,7 @@ class Lottery(AfterTraining):
         if wanted is None:
             return min(REWIND, max(1, steps // 10))
         if wanted > steps:
-            raise UserError(f"rewind_step is {wanted}, but training has only {steps} steps")
+            raise bad("rewind_step", wanted, f"numbers up to the {steps} steps of training")
         return int(wanted)
 
     def start(self, run: Replica, source: Finished) -> None:

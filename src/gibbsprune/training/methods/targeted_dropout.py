@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...checks import choice, flag, number
-from ...errors import UserError
+from ...checks import bad, choice, flag, number
 from ...samplers import Source
 from ...site import Site
 from ...threshold import Segments
@@ -44,13 +43,9 @@ class TargetedDropout(Method):
 
     def check(self, spec: RunSpec) -> None:
         if spec.setting("ramping") and spec.setting("drop") != self.settings["drop"].default(spec):
-            raise UserError(
-                f"drop is {spec.setting('drop'):g}, but with ramping α rises to the sparsity; give one of them"
-            )
+            raise bad("drop", spec.setting("drop"), "none with ramping, in which α rises to the sparsity")
         if spec.setting("ramping") and spec.setting("ramp") != "none":
-            raise UserError(
-                "ramping is the paper's way and ramp 'authors' that of the method's authors; give one of them"
-            )
+            raise bad("ramp", spec.setting("ramp"), "'none' with ramping, which is the paper's way")
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Targeted:
         return Targeted(sites, [fraction(specs[site.run]) for site in sites])
