@@ -96,7 +96,15 @@ def title(base: RunSpec, seeds: Sequence[int]) -> str:
 def write_report(
     out: Path, base: RunSpec, seeds: Sequence[int], found: Sequence[Row], command: str | None
 ) -> list[Path]:
-    """Writes ``compare.md``, ``compare.json`` and, where matplotlib is installed, ``compare.png``; what was written."""
+    """Writes ``compare.md``, ``compare.json`` and, where matplotlib is installed, ``compare.png``; what was written.
+
+    Args:
+        out: the folder.
+        base: what the runs share.
+        seeds: of the runs of each method.
+        found: the rows, as they are shown.
+        command: the command line, for the record.
+    """
     heading = title(base, seeds)
     written = [out / "compare.md", out / "compare.json"]
     parts = [f"# {heading}", result_table(found), NOTE]

@@ -57,9 +57,13 @@ def source(spec: RunSpec) -> str | None:
 
 
 def survey(chosen: Sequence[RunSpec], everything: Sequence[RunSpec], have: Collection[str], work: Place) -> Survey:
-    """Sorts the chosen runs, and the sources that they need from among ``everything``, by their state.
+    """Sorts the chosen runs, and the sources that they need, by their state.
 
-    ``have`` are the names of the runs with a result.
+    Args:
+        chosen: what was asked for.
+        everything: all runs of the sweep.
+        have: the names of the runs with a result.
+        work: where half-done fleets and finished runs lie.
     """
     by_name, kept = {spec.name(): spec for spec in everything}, saved(work)
     fleets = {folder: specs for folder, specs in begun(work).items() if _is_own(specs, by_name)}

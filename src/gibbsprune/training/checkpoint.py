@@ -28,9 +28,13 @@ _NAME = re.compile(r"epoch-(\d{6})\.ckpt")
 
 
 def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, Any], keep: int = 2) -> Place:
-    """Saves ``state`` (nested dicts and lists of tensors and plain values) as it is after ``epoch`` epochs.
+    """Saves a state. Older checkpoints go only when the new one is safely on the disk.
 
-    Older checkpoints go only when the new one is safely on the disk; the newest ``keep`` stay.
+    Args:
+        folder: of the checkpoints.
+        epoch: after how many epochs.
+        state: nested dicts and lists of tensors and plain values.
+        keep: how many stay, the newest.
     """
     folder = place(folder)
     make_folder(folder)

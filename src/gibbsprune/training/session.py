@@ -21,15 +21,13 @@ from .places import Place
 from .ranks import ALONE, Ranks
 
 MARGIN = 5.0  # seconds of a session's time that are not planned with
-STARTS = {"cuda": 60.0}  # seconds until a fleet's first step, which compiles on a GPU
-START = 2.0  # the same elsewhere
 
 Record = dict[str, Any]
 
 
 def start_seconds(kind: str) -> float:
-    """How long a fleet takes to its first step on a kind of device, before one was seen there."""
-    return STARTS.get(kind, START)
+    """How long a fleet takes to its first step on a kind of device, before one was seen there: a GPU's compiles."""
+    return 60.0 if kind == "cuda" else 2.0
 
 
 class Watch:
