@@ -32,13 +32,21 @@ class Lottery(AfterTraining):
     structures = ("weight",)
     keeps = ("early", "trained")
     settings = {
-        "rounds": Setting(whole(1), "lottery: how often to prune, rewind and train again (3)", lambda spec: 3, "r"),
-        "rewind_step": Setting(optional(whole(1)), "lottery: rewind to the values after so many steps "
-                               f"({REWIND}, or a tenth of training where that is less)", lambda spec: None, "k"),
-        "round": Setting(optional(whole(0)), "lottery: this round alone, from the one before; 0: the first training "
-                         "(all, one after the other)", lambda spec: None, "round"),
+        "rounds": Setting(whole(1), "lottery: how often to prune, rewind and train again (3)", 3, "r"),
+        "rewind_step": Setting(
+            optional(whole(1)),
+            f"lottery: rewind to the values after so many steps ({REWIND}, or a tenth of training where that is less)",
+            None,
+            "k",
+        ),
+        "round": Setting(
+            optional(whole(0)),
+            "lottery: this round alone, from the one before; 0: the first training (all, one after the other)",
+            None,
+            "round",
+        ),
         "from": starting("start after the first training of this finished lottery run, or after its round"),
-    }  # fmt: skip
+    }
 
     def check(self, spec: RunSpec) -> None:
         number, rounds, source = spec.setting("round"), spec.setting("rounds"), spec.setting("from")

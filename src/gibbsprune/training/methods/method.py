@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...budgets import Budget
-from ...checks import Parser, optional, text
+from ...checks import Parser, number, optional, text
 from ...errors import UserError
 from ...schedules import Schedule
 from ...site import Site
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..spec import RunSpec
 
 
+SHARE, BELOW_ONE = number(0, 1, above=True), number(0, 1, below=True)  # a share of training, a fraction of weights
 #: In place of a learning rate: those of the last epochs of training.
 REWIND = "rewind"
 
@@ -46,17 +47,25 @@ class Phase:
 
 @dataclass(frozen=True)
 class Setting:
-    """A parameter of a method: how it is read, what it means, its default (of a run's spec) and its short name."""
+    """A parameter of a method: how it is read, what it means, its default and its short name.
+
+    A default may be a value or a function of a run's spec; it is kept as the latter.
+    """
 
     parse: Parser
     meaning: str
-    default: Callable[[RunSpec], Any]
+    default: Any
     short: str
+
+    def __post_init__(self) -> None:
+        value = self.default
+        if not callable(value):
+            object.__setattr__(self, "default", lambda spec: value)
 
 
 def starting(meaning: str, short: str = "from.") -> Setting:
     """A setting that names something to start from, or nothing."""
-    return Setting(optional(text()), meaning, lambda spec: None, short)
+    return Setting(optional(text()), meaning, None, short)
 
 
 #: Where any run may start: every method has these settings, unless it gives one a meaning of its own.

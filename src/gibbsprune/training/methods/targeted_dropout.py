@@ -19,26 +19,41 @@ from ...checks import bad, choice, flag, number
 from ...samplers import Source
 from ...site import Site
 from ...threshold import Segments
-from .method import Method, Setting
+from .method import BELOW_ONE, SHARE, Method, Setting
 
 if TYPE_CHECKING:
     from ..spec import RunSpec
+
+
+def default_drop(spec: RunSpec) -> float:
+    """α in the end."""
+    if spec.setting("ramp") == "authors":
+        return 0.99
+    return 0.9 if spec.structure == "filter" else 0.75
 
 
 class TargetedDropout(Method):
     name = "targeted-dropout"
     about = "the lowest weights are dropped at random while training, and pruned at the end (Gomez et al.)"
     settings = {
-        "drop": Setting(number(0, 1), "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9; "
-                        "0.99 with ramp 'authors')", lambda spec: default_drop(spec), "a"),
-        "targeted": Setting(number(0, 1, below=True), "targeted-dropout: γ, the fraction targeted (the sparsity)",
-                            lambda spec: spec.sparsity, "g"),
-        "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", lambda spec: False, "ramping"),
-        "ramp": Setting(choice("none", "authors"), "targeted-dropout: 'authors': α and γ rise, then are held (none)",
-                        lambda spec: "none", "ramp."),
-        "until": Setting(number(0, 1, above=True), "targeted-dropout: share of training in which they rise (0.5)",
-                         lambda spec: 0.5, "u"),
-    }  # fmt: skip
+        "drop": Setting(
+            number(0, 1),
+            "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9; 0.99 with ramp 'authors')",
+            default_drop,
+            "a",
+        ),
+        "targeted": Setting(
+            BELOW_ONE, "targeted-dropout: γ, the fraction targeted (the sparsity)", lambda spec: spec.sparsity, "g"
+        ),
+        "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", False, "ramping"),
+        "ramp": Setting(
+            choice("none", "authors"),
+            "targeted-dropout: 'authors': α and γ rise, then are held (none)",
+            "none",
+            "ramp.",
+        ),
+        "until": Setting(SHARE, "targeted-dropout: share of training in which they rise (0.5)", 0.5, "u"),
+    }
     ends_with = "converged"
 
     def check(self, spec: RunSpec) -> None:
@@ -55,13 +70,6 @@ class TargetedDropout(Method):
             last = max(1, spec.own_epochs - 1)
             return lambda epoch: spec.sparsity * min(1.0, epoch / last)
         return lambda epoch: spec.setting("drop") * risen(spec, epoch)
-
-
-def default_drop(spec: RunSpec) -> float:
-    """α in the end."""
-    if spec.setting("ramp") == "authors":
-        return 0.99
-    return 0.9 if spec.structure == "filter" else 0.75
 
 
 def risen(spec: RunSpec, epoch: int) -> float:
