@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gibbsprune.errors import needed
 from gibbsprune.files import make_folder, write_atomic
-from gibbsprune.training.environment import require
 from gibbsprune.training.pictures import figure_of, tidy
 
 from . import cells, published
@@ -33,7 +33,7 @@ INK = "#222222"
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """All figures into ``folder``; returns the files."""
-    require("matplotlib", "to draw figures", "report")
+    needed("matplotlib", "make paper", "report")
     make_folder(folder)
     return [file for number in FIGURES for file in draw(number, results, folder)]
 

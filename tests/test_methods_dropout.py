@@ -105,7 +105,9 @@ def test_ramping_rises_linearly_from_zero_to_the_sparsity():
 
 
 def test_ramping_and_a_drop_rate_contradict_each_other():
-    with pytest.raises(UserError, match=r"^drop is 0\.3: allowed are none with ramping, in which α rises to the sparsity$"):
+    with pytest.raises(
+        UserError, match=r"^drop is 0\.3: allowed are none with ramping, in which α rises to the sparsity$"
+    ):
         spec("targeted-dropout", settings={"ramping": True, "drop": 0.3})
 
 

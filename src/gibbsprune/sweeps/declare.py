@@ -30,7 +30,7 @@ from typing import Any
 
 from .. import data
 from ..checks import bad, check_whole
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..text import first_line, told
 from ..training.finished import identified
 from ..training.recipes import FIELDS, Recipe, recipe
@@ -147,10 +147,7 @@ def _calling(path: Path, function: Callable[[], Any], what: str) -> Any:
 
 
 def _from_yaml(path: Path, content: str) -> Callable[[Results], Iterable[RunSpec]]:
-    try:
-        import yaml
-    except ImportError:
-        raise UserError(f"{path} needs the package PyYAML; install it with: pip install 'gibbsprune[sweep]'") from None
+    yaml = needed("yaml", str(path), "sweep")
     try:
         found = yaml.safe_load(content)
     except yaml.YAMLError as error:

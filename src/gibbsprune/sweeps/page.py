@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import write_atomic
 from ..training.spec import RunSpec
 
@@ -67,19 +67,11 @@ def page_text(content: Mapping[str, Any]) -> str:
     data = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     parts = {
         "data": re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", data),
-        "plotly": _plotly(),
+        "plotly": needed("plotly.offline", "the page", "report").get_plotlyjs(),
         "script": (here / "page.js").read_text(encoding="utf-8"),
     }
     template = (here / "page.html").read_text(encoding="utf-8")
     return re.sub(r"/\*(data|plotly|script)\*/", lambda match: parts[match[1]], template)  # marks within parts stay
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("plotly is needed for the page; install it with: pip install 'gibbsprune[report]'") from None
-    return str(get_plotlyjs())
 
 
 def page_data(

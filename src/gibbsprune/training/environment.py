@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import subprocess
@@ -101,10 +100,3 @@ def fingerprint(arrays: Arrays) -> str:
         digest.update(f"{array.dtype} {array.shape};".encode())
         digest.update(array.data)
     return digest.hexdigest()[:16]
-
-
-def require(module: str, purpose: str, extra: str = "demo") -> None:
-    """Refuses early, with a sentence, when an optional package is missing."""
-    if importlib.util.find_spec(module) is None:
-        install = f"pip install 'gibbsprune[{extra}]'"
-        raise UserError(f"the package {module} is needed {purpose}; install it with: {install}")

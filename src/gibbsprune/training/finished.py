@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.arrays import Arrays
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import ReadError, make_folder, read_bytes, save_tensors, write_atomic
 from . import result
 from .folder import RunFolder
@@ -209,11 +209,9 @@ def _tensors(home: Place, record: Mapping[str, Any], part: str) -> Mapping[str, 
 
 
 def _loaded(file: Place, content: bytes) -> Mapping[str, Tensor]:
+    tensors = needed("safetensors.torch", "reading a run", "demo")
     try:
-        from safetensors.torch import load
-    except ImportError:
-        raise UserError("reading a run needs safetensors; install it with: pip install 'gibbsprune[demo]'") from None
-    try:
-        return load(content)
+        found: Mapping[str, Tensor] = tensors.load(content)
+        return found
     except Exception as error:  # safetensors' own exception, which is no subclass of anything
         raise ReadError(f"{file} cannot be read: {error}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import temporary_name
 
 #: Filesystems on which a file takes its name in one step by a rename; elsewhere one put is that step.
@@ -142,10 +142,7 @@ def shared(where: Place) -> bool:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise UserError(f"{url} needs the package fsspec; install it with: pip install 'gibbsprune[cluster]'") from None
+    fsspec = needed("fsspec", url, "cluster")
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:  # such as s3fs, which fsspec names

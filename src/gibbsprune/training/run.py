@@ -19,11 +19,11 @@ import torch
 
 from .. import data
 from ..data.arrays import Arrays
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import ReadError, WriteError
 from ..text import command as as_typed
 from . import checkpoint
-from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
+from .environment import describe_environment, fingerprint, resolve_device, suitable_threads
 from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
@@ -271,7 +271,7 @@ def _take_threads(folder: RunFolder) -> None:
 
 
 def _check_packages(options: Options) -> None:
-    require("safetensors", "to save the trained model")
+    needed("safetensors", "a run", "demo")
     check_packages(options.log)
 
 

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ... import data
-from ...errors import UserError
+from ... import __version__, data
+from ...errors import UserError, needed
 from ...text import first_line
 from ...training.places import Place
 from ...training.spec import RunSpec
@@ -31,7 +31,8 @@ class OnRay:
         orders = jobs.orders
         if orders.device not in ("auto", "cpu", "cuda"):
             raise UserError(f"--device is {orders.device!r}, but on a cluster it must be auto, cpu or cuda")
-        self.ray, self.jobs, self.orders, self.display = _import_ray(), jobs, orders, display
+        self.ray, self.jobs = needed("ray", "--engine ray", "cluster"), jobs
+        self.orders, self.display = orders, display
         self.ours = not self.ray.is_initialized()
         if self.ours:
             _connect(self.ray, orders.address)
@@ -113,7 +114,7 @@ class OnRay:
         job, threads = self.jobs.job(fleet, self.device, seconds), max(1, int(self.orders.cpus))
         task = self._task(node.train, max_retries=0, name=fleet.folder.name)
         arrays = self._data(fleet.specs[0].data)
-        self.fleets[fleet.folder] = fleet, task.remote(job, arrays, self.board, threads, node.version())
+        self.fleets[fleet.folder] = fleet, task.remote(job, arrays, self.board, threads, __version__)
 
     def poll(self) -> list[Ended]:
         folders = {task: folder for folder, (_, task) in self.fleets.items()}
@@ -154,16 +155,6 @@ class OnRay:
             self._show()
         if self.ours:
             self.ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UserError(
-            "--engine ray needs the package ray; install it with: pip install 'gibbsprune[cluster]'"
-        ) from None
-    return ray
 
 
 def _connect(ray: Any, address: str | None) -> None:
