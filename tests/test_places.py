@@ -82,7 +82,7 @@ def test_checkpoints_are_kept_and_verified_there(remote):
     for epoch in range(1, 5):
         checkpoint.save(remote / "work", epoch, {"x": torch.full((2,), float(epoch))}, keep=2)
     assert [number for number, _ in checkpoint.checkpoints(remote / "work")] == [3, 4]
-    last = checkpoint.checkpoints(str(remote / "work"))[-1][1]
+    last = checkpoint.checkpoints(remote / "work")[-1][1]
     write_atomic(last, last.read_bytes()[:-3])
     said = []
     epoch, state = checkpoint.load_latest(remote / "work", said.append)

@@ -108,8 +108,5 @@ def _size(path: Path) -> int:
 
 
 def _md5(path: Path) -> str:
-    total = hashlib.md5(usedforsecurity=False)
     with open(path, "rb") as file:
-        while block := file.read(2**20):
-            total.update(block)
-    return total.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -84,7 +84,8 @@ class Driver:
             self.display.stands(state, fleets[starting:], workers.count())
             if starting:
                 try:
-                    self.display.note(describe(fleets[0], state) + budget_left(left))
+                    more_time = "" if math.isinf(left) else f"; {clock(left)} of the budget left"
+                    self.display.note(describe(fleets[0], state) + more_time)
                     planner.begin(fleets[0].folder, fleets[0].specs)
                     workers.submit(fleets[0], left)
                 except Busy:
@@ -185,7 +186,3 @@ def describe(fleet: Planned, state: Survey) -> str:
     if repeated := sum(spec.name() in state.again for spec in fleet.specs):
         text += f", {repeated} of them again for their weights"
     return text + ("" if math.isnan(fleet.seconds) else f", about {clock(fleet.seconds)}")
-
-
-def budget_left(left: float) -> str:
-    return "" if math.isinf(left) else f"; {clock(left)} of the budget left"

@@ -285,12 +285,3 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x)
-
-
-def cloned(state: Any) -> Any:
-    """A copy of a nested state, tensors included."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: cloned(value) for key, value in state.items()}
-    return [cloned(value) for value in state] if isinstance(state, list) else state

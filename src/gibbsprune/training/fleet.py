@@ -8,6 +8,7 @@ together.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from ..data.arrays import Arrays
 from ..errors import UserError
 from ..site import Site
 from ..text import first_line
-from .engine import Engine, cloned
+from .engine import Engine
 from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
@@ -201,8 +202,8 @@ class Fleet:
 
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
-        saved, final = cloned(self.state_dict()), self.final
-        masks = [cloned(engine.network.masks) for engine in self.engines]
+        saved, final = copy.deepcopy(self.state_dict()), self.final
+        masks = [copy.deepcopy(engine.network.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
