@@ -114,6 +114,13 @@ def test_the_page_has_the_same_order():
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.M) == ORDER
 
 
+def test_imports_within_the_package_are_relative():
+    """But for the command line and what is exported, which still name it."""
+    others = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("cli", "export")]
+    named = re.compile(r"^\s*(from|import) gibbsprune\b", flags=re.M)
+    assert [path for path in others if path.name != "__main__.py" and named.search(path.read_text("utf-8"))] == []
+
+
 def test_the_picture_shows_what_is_built_on_what():
     spec = importlib.util.spec_from_file_location("house", ROOT / "docs" / "img" / "house.py")
     house = importlib.util.module_from_spec(spec)
