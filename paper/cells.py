@@ -34,14 +34,13 @@ TUNE_RATES = (1e-4, 1e-3)
 
 #: β ranges and couplings that ``gibbsprune tune`` chose in short runs. The tables show the defaults and the
 #: paper's c; at full length these are variations beside them.
-CHOSEN: dict[tuple[str, str], dict[str, float]] = {
-    ("weight", "binary"): {"beta_end": 40.0}, ("weight", "sign"): {"beta_start": 0.1},
-    ("weight", "abs"): {"beta_start": 0.7},
-    ("kernel", "binary"): {"beta_end": 40.0}, ("kernel", "sign"): {"beta_start": 0.1},
-    ("kernel", "quadratic"): {"coupling": 0.1},
-    ("filter", "binary"): {"beta_end": 40.0}, ("filter", "sign"): {"beta_start": 0.1},
-    ("filter", "quadratic"): {"coupling": 0.1},
-}  # fmt: skip
+_CHANGES: dict[str, dict[str, float]] = {
+    "binary": {"beta_end": 40.0},
+    "sign": {"beta_start": 0.1},
+    "abs": {"beta_start": 0.7},
+    "quadratic": {"coupling": 0.1},
+}
+CHOSEN = {(kind, name): _CHANGES[name] for kind, names in HAMILTONIANS.items() for name in names if name in _CHANGES}
 
 #: The paper shifts images by up to 10 %. The recipe takes that as whole pixels, at most 3; taken as real numbers,
 #: training images are interpolated and test images are not.
@@ -241,16 +240,15 @@ def changed(spec: RunSpec, change: Mapping[str, float]) -> RunSpec:
 
 def variations(model: str, structures: Sequence[str] = tuple(SPARSITY)) -> list[Series]:
     """Beyond the paper: the methods that fine-tune, at higher rates, with the middle number of epochs."""
-    epochs = TUNE_EPOCHS[1]
-    kinds = [("Han et al.", "magnitude", "weight", epochs), ("Li et al.", "filter-l1", "kernel", epochs),
-             ("Li et al.", "filter-l1", "filter", epochs), ("ThiNet", "thinet", "filter", 8 * epochs)]  # fmt: skip
-    return [
-        Series(f"{label} (fine-tuned at {rate:g})",
-               (after_dense(model, method, structure, tune_epochs=length, tune_rate=rate),))
-        for rate in TUNE_RATES
-        for label, method, structure, length in kinds
-        if structure in structures
-    ]  # fmt: skip
+    epochs, found = TUNE_EPOCHS[1], []
+    kinds = [("Han et al.", "magnitude", "weight", epochs), ("Li et al.", "filter-l1", "kernel", epochs)]
+    kinds += [("Li et al.", "filter-l1", "filter", epochs), ("ThiNet", "thinet", "filter", 8 * epochs)]
+    for rate in TUNE_RATES:
+        for label, method, structure, length in kinds:
+            if structure in structures:
+                spec = after_dense(model, method, structure, tune_epochs=length, tune_rate=rate)
+                found.append(Series(f"{label} (fine-tuned at {rate:g})", (spec,)))
+    return found
 
 
 def varied(model: str) -> list[RunSpec]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.errors import UserError
+from gibbsprune.errors import needed
 from gibbsprune.files import make_folder, write_atomic
+from gibbsprune.training.pictures import figure_of, tidy
 
 from . import cells, published
 from .groups import Group, Results
@@ -27,17 +28,12 @@ STYLES = {
 #: Of markers for fine-tuning at a higher rate than the paper's.
 FILLS = dict(zip(cells.TUNE_RATES, ("left", "none")))
 DEPTH = 12.0  # points under the paper's Gibbs pruning, below which nothing is drawn
-INK, FAINT = "#222222", "#DDDDDD"
+INK = "#222222"
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """All figures into ``folder``; returns the files."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "matplotlib is needed to draw figures; install it with: pip install 'gibbsprune[report]'"
-        ) from None
+    needed("matplotlib", "make paper", "report")
     make_folder(folder)
     return [file for number in FIGURES for file in draw(number, results, folder)]
 
@@ -50,16 +46,13 @@ SHAPES = [("", ("svg", "png"), (9, 4), (1, 2), 4), ("-narrow", ("svg",), (4.4, 8
 def draw(number: str, results: Results, folder: Path) -> list[Path]:
     """One figure: a panel per network, side by side, and one above the other for narrow pages."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     about = {"svg": {"Date": None}, "png": {"Software": None}}
     files = []
     for suffix, kinds, size, grid, columns in SHAPES:
         with rc_context({"svg.hashsalt": "gibbsprune", "svg.fonttype": "none", "font.size": 9}):
-            figure = Figure(figsize=size, dpi=150, layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = list(figure.subplots(*grid, squeeze=False).flat)
+            figure, panels = figure_of(*size, *grid)
+            axes = list(panels.flat)
             for panel, model in zip(axes, cells.MODELS):
                 (_rates if number == "4" else _epochs)(panel, number, model, results)
             handles, labels = _legend(axes)
@@ -81,28 +74,29 @@ def _epochs(panel: Any, number: str, model: str, results: Results) -> None:
     for series in cells.FIGURES[number](model):
         groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
         drawn |= bool(groups)
-        colour, marker = STYLES[series.label]
         if series.flat:
             for group in groups:
-                panel.axhline(group.mean(), color=colour, linestyle=":", linewidth=1.6, label=series.label)
+                panel.axhline(
+                    group.mean(), color=STYLES[series.label][0], linestyle=":", linewidth=1.6, label=series.label
+                )
         elif groups:
-            _points(panel, [group.epochs for group in groups], groups, colour, marker, series.label)
+            _points(panel, series, groups, [group.epochs for group in groups], [group.mean() for group in groups])
     structure = cells.COMPARED[number]
     for series in cells.variations(model, [structure]):
         if (group := results.of(series.specs[0])) is not None:
             colour, marker = STYLES[series.label.partition(" (")[0]]
             fill = FILLS[group.spec.setting("tune_rate")]
             aside = 1.02 if marker == "^" else 0.98  # two methods of the same cost do not hide one another
-            panel.plot([aside * group.epochs], [group.mean()], marker, ms=5, color=colour, fillstyle=fill,
-                       markerfacecoloralt="white", label=series.label)  # fmt: skip
+            look = {"ms": 5, "color": colour, "fillstyle": fill, "markerfacecoloralt": "white"}
+            panel.plot([aside * group.epochs], [group.mean()], marker, **look, label=series.label)
             drawn = True
     if (dense := results.of(cells.dense(model))) is not None:
         panel.axhline(dense.mean(), color=INK, linestyle="--", linewidth=1, label="dense")
         drawn = True
     name = "square" if structure == "weight" else "quadratic"
-    panel.plot([200], [published.HAMILTONIANS[structure][model][name]], "*", ms=11, mfc="white", mec="#0072B2",
-               label="Gibbs, paper")  # fmt: skip
-    _cut(panel, published.HAMILTONIANS[structure][model][name] - DEPTH)
+    theirs = published.HAMILTONIANS[structure][model][name]
+    panel.plot([200], [theirs], "*", ms=11, mfc="white", mec="#0072B2", label="Gibbs, paper")
+    _cut(panel, theirs - DEPTH)
     panel.set_xscale("log")
     panel.set_xlim(170, 1400)
     panel.set_xticks([200, 300, 400, 600, 800, 1200], ["200", "300", "400", "600", "800", "1200"])
@@ -118,17 +112,15 @@ def _rates(panel: Any, number: str, model: str, results: Results) -> None:
     for series in cells.FIGURES[number](model):
         groups = [group for spec in series.specs if (group := results.of(spec)) is not None]
         if groups and dense is not None:
-            colour, marker = STYLES[series.label]
             at = [_place(group.spec.sparsity) for group in groups]
             lost = [dense.mean() - group.mean() for group in groups]
-            panel.errorbar(at, lost, [group.deviation() or 0 for group in groups], color=colour, marker=marker, ms=5,
-                           linewidth=1.4, capsize=2, label=series.label)  # fmt: skip
+            _points(panel, series, groups, at, lost)
             drawn = True
     theirs = published.RANDOM[model]["gibbs"]
-    panel.plot([_place(p) for p in theirs], [published.DENSE[model] - value for value in theirs.values()], "*", ms=10,
-               mfc="white", mec="#56B4E9", label="stretch 1, paper")  # fmt: skip
-    panel.plot([_place(0.95)], [published.STRETCHED_LOSS[model]], "*", ms=10, mfc="white", mec="#08306B",
-               label="stretched, paper")  # fmt: skip
+    at, lost = [_place(p) for p in theirs], [published.DENSE[model] - value for value in theirs.values()]
+    panel.plot(at, lost, "*", ms=10, mfc="white", mec="#56B4E9", label="stretch 1, paper")
+    star = [_place(0.95)], [published.STRETCHED_LOSS[model]]
+    panel.plot(*star, "*", ms=10, mfc="white", mec="#08306B", label="stretched, paper")
     panel.axhline(0, color=INK, linewidth=0.8)
     panel.set_xticks([_place(p) for p in cells.HIGH_RATES], [f"{100 * p:g}" for p in cells.HIGH_RATES])
     panel.set_xlim(_place(0.5) - 0.2, _place(0.98) + 0.2)
@@ -141,18 +133,18 @@ def _place(sparsity: float) -> float:
     return -math.log2(1 - sparsity)
 
 
-def _points(panel: Any, at: Sequence[float], groups: Sequence[Group], colour: str, marker: str, label: str) -> None:
-    panel.errorbar(at, [group.mean() for group in groups], [group.deviation() or 0 for group in groups], color=colour,
-                   marker=marker, ms=5, linewidth=1.4, capsize=2, label=label)  # fmt: skip
+def _points(
+    panel: Any, series: cells.Series, groups: Sequence[Group], at: Sequence[float], values: list[float]
+) -> None:
+    colour, marker = STYLES[series.label]
+    spread = [group.deviation() or 0 for group in groups]
+    look = {"color": colour, "marker": marker, "ms": 5, "linewidth": 1.4, "capsize": 2}
+    panel.errorbar(at, values, spread, **look, label=series.label)
 
 
 def _frame(panel: Any, model: str, xlabel: str, ylabel: str) -> None:
-    panel.set_title(NETWORK[model], loc="left", fontsize=10)
-    panel.set_xlabel(xlabel)
+    tidy(panel, NETWORK[model], xlabel, size=10)
     panel.set_ylabel(ylabel)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", color=FAINT, linewidth=0.8)
-    panel.set_axisbelow(True)
 
 
 def _empty(panel: Any) -> None:

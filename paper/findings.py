@@ -67,7 +67,7 @@ class Samplers(Pair):
 
 
 @dataclass(frozen=True)
-class Gradual(Pair):
+class AgainstGradual(Pair):
     """Gibbs pruning as published against gradual pruning, all else equal."""
 
 
@@ -152,7 +152,7 @@ def gradual(results: Results, chance: Chance) -> Iterator[Finding]:
             yield NotRun(spec.model, spec.structure, what=f"Gibbs pruning beside {rival.spec.name()}")
         else:
             claims = (chance.claim(gibbs, rival),)
-            yield Gradual(spec.model, spec.structure, claims=claims, one=gibbs, other=rival)
+            yield AgainstGradual(spec.model, spec.structure, claims=claims, one=gibbs, other=rival)
 
 
 def hamiltonians(results: Results, chance: Chance) -> Iterator[Finding]:
@@ -196,9 +196,8 @@ def random_masks(results: Results, chance: Chance) -> Iterator[Finding]:
         rows: list[tuple[str, float, Claim | None]] = []
         for rate in cells.RATES:
             gibbs = results.of(cells.run(model, sparsity=rate))
-            others = {"random mask": cells.run(model, "random-mask", sparsity=rate),
-                      "re-initialisation": cells.reinit(model, rate)}  # fmt: skip
-            for name, spec in others.items():
+            blind = cells.run(model, "random-mask", sparsity=rate)
+            for name, spec in (("random mask", blind), ("re-initialisation", cells.reinit(model, rate))):
                 other = results.of(spec)
                 rows.append((name, rate, None if gibbs is None or other is None else chance.claim(gibbs, other)))
         claims = tuple(claim for _, _, claim in rows if claim is not None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.errors import UserError
+from gibbsprune.files import read_bytes
 from gibbsprune.sweeps import results as stored
 from gibbsprune.training.spec import RunSpec
 
@@ -73,8 +74,8 @@ def load(folder: Path) -> Results:
 def read_text(file: Path) -> str:
     """The text of a file beside the results; one that cannot be read is told."""
     try:
-        return file.read_bytes().decode().replace("\r\n", "\n")
-    except (OSError, ValueError) as error:
+        return read_bytes(file).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
         raise UserError(f"{file} cannot be read: {error}") from None
 
 

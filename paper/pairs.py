@@ -24,7 +24,7 @@ from .groups import Group
 
 
 @dataclass(frozen=True)
-class Pair:
+class SeedPair:
     """One seed: the images on which only the first, and only the second network is right; an exact p-value."""
 
     seed: int
@@ -41,7 +41,7 @@ class Pair:
 class Paired:
     """All seeds that both methods have, the share of images by which the first is ahead, and their joint p-value."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[SeedPair, ...]
     ahead: float
     p: float
 
@@ -62,22 +62,21 @@ def mcnemar(first: int, second: int) -> float:
     total, least = first + second, min(first, second)
     if not total:
         return 1.0
-    log_half = total * math.log(2)
-    tail = sum(math.exp(math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1) - log_half)
-               for k in range(least + 1))  # fmt: skip
+    ways = math.lgamma(total + 1) - total * math.log(2)
+    tail = sum(math.exp(ways - math.lgamma(k + 1) - math.lgamma(total - k + 1)) for k in range(least + 1))
     return min(1.0, 2 * tail)
 
 
-def pair(seed: int, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> Pair:
+def pair(seed: int, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> SeedPair:
     """Two runs of one seed."""
     if not one.shape == other.shape == labels.shape:
         raise UserError(f"predictions and labels differ in shape: {one.shape}, {other.shape} and {labels.shape}")
     right, theirs = one == labels, other == labels
     first, second = int((right & ~theirs).sum()), int((~right & theirs).sum())
-    return Pair(seed, first, second, mcnemar(first, second))
+    return SeedPair(seed, first, second, mcnemar(first, second))
 
 
-def combined(pairs: Sequence[Pair]) -> float:
+def combined(pairs: Sequence[SeedPair]) -> float:
     """The two-sided p-value of all seeds together (Stouffer)."""
     return 2 * NormalDist().cdf(-abs(sum(one.z for one in pairs)) / math.sqrt(len(pairs)))
 

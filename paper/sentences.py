@@ -7,11 +7,11 @@ from functools import singledispatch
 from . import cells, published
 from .chance import Claim
 from .findings import (
+    AgainstGradual,
     AgainstPaper,
     Answer,
     Convergence,
     Finding,
-    Gradual,
     HighRates,
     NotRun,
     OtherMethods,
@@ -65,7 +65,7 @@ def _(finding: AgainstPaper, cut: float) -> str:
 
 
 @say.register
-def _(finding: Gradual, cut: float) -> str:
+def _(finding: AgainstGradual, cut: float) -> str:
     spec, (claim,) = finding.other.spec, finding.claims
     return (
         f"at {share(spec.sparsity)}, recipe {safe(spec.recipe.name)}, {finding.other.epochs} epochs, Gibbs pruning "

@@ -9,9 +9,7 @@ from . import cells
 from .groups import Group
 
 NETWORK = {"resnet20": "ResNet-20", "resnet56": "ResNet-56"}
-NAMES = {
-    "binary": "binary", "sign": "linear sign", "square": "linear square", "abs": "linear abs", "quadratic": "quadratic",
-}  # fmt: skip
+NAMES = {"binary": "binary", "quadratic": "quadratic"} | {kind: f"linear {kind}" for kind in ("sign", "square", "abs")}
 TASKS = {"cifar10": "CIFAR-10"}
 NOTHING = "not run"
 HOT = "with β to 10⁶"  # cells.FINAL_BETA

@@ -112,7 +112,7 @@ def test_whatever_an_extra_would_bring_is_told_in_a_sentence(bare, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     for sentence in (
-        "the digits need scikit-learn; run: pip install 'gibbsprune[demo]'",
+        "the data set digits needs the package scikit-learn; install it with: pip install 'gibbsprune[demo]'",
         "packed files need safetensors: install gibbsprune[export]",
         "ONNX needs the package onnx: install gibbsprune[export]",
         "GibbsPruning needs Lightning: pip install 'gibbsprune[lightning]'",
@@ -120,7 +120,7 @@ def test_whatever_an_extra_would_bring_is_told_in_a_sentence(bare, tmp_path):
     ):
         assert sentence in done.stdout
     for sentence in (
-        "the package safetensors is needed to save the trained model; install it with: pip install 'gibbsprune[demo]'",
+        "a run needs the package safetensors; install it with: pip install 'gibbsprune[demo]'",
         "x.yaml needs the package PyYAML; install it with: pip install 'gibbsprune[sweep]'",
     ):
         assert sentence in done.stderr

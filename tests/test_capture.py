@@ -7,14 +7,14 @@ import warnings
 import pytest
 import torch
 
-from gibbsprune.training.capture import Step, compiled
+from gibbsprune.training.capture import Captured, compiled
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_on_the_cpu_every_call_calls():
     calls = []
-    step = Step(lambda: calls.append(1), torch.device("cpu"), [torch.Generator()], warmup=2)
+    step = Captured(lambda: calls.append(1), torch.device("cpu"), [torch.Generator()], warmup=2)
     for _ in range(7):
         step()
     assert len(calls) == 7
@@ -25,7 +25,7 @@ def test_an_error_in_the_step_is_the_callers():
     def fail() -> None:
         raise ValueError("no")
 
-    step = Step(fail, torch.device("cpu"))
+    step = Captured(fail, torch.device("cpu"))
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
             step()
@@ -44,7 +44,7 @@ def test_a_captured_step_does_what_the_plain_one_does():
             total.add_(torch.rand((), device=device, generator=generator))
             calls.add_(1)
 
-        step = Step(function, device, [generator])
+        step = Captured(function, device, [generator])
         step.wanted = captured
         for _ in range(6):
             step()
@@ -68,7 +68,7 @@ def test_a_step_that_cannot_be_captured_goes_on_with_a_warning():
         total.add_(1)
         total.item()  # waits for the host
 
-    step = Step(function, device, warmup=1)
+    step = Captured(function, device, warmup=1)
     step()
     with pytest.warns(UserWarning, match="could not be captured and runs uncaptured"):
         step()
@@ -120,7 +120,7 @@ def test_an_error_of_the_compiled_function_itself_is_the_callers():
 def test_two_steps_on_their_own_streams_each_do_their_work():
     device = torch.device("cuda")
     totals = [torch.zeros(1 << 20, device=device) for _ in range(2)]
-    steps = [Step(lambda total=total: total.add_(1), device) for total in totals]
+    steps = [Captured(lambda total=total: total.add_(1), device) for total in totals]
     for _ in range(50):
         for step in steps:
             step()

@@ -98,14 +98,15 @@ def test_after_a_fall_back_the_abandoned_future_goes(tmp_path):
 
 FULL = """
 import resource, signal, sys
+from pathlib import Path
 from gibbsprune.errors import UserError
 from gibbsprune.training import checkpoint
 import torch
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-checkpoint.save(sys.argv[1], 1, {"w": torch.zeros(10)})
+checkpoint.save(Path(sys.argv[1]), 1, {"w": torch.zeros(10)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    checkpoint.save(sys.argv[1], 2, {"w": torch.zeros(100_000)})
+    checkpoint.save(Path(sys.argv[1]), 2, {"w": torch.zeros(100_000)})
 except UserError as error:
     print(error)
 """

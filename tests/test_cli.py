@@ -232,7 +232,7 @@ def test_include_and_exclude_reach_the_run():
             "train --structure kernel --hamiltonian square",
             "hamiltonian is 'square': allowed are 'quadratic', 'sign', 'binary' with structure 'kernel'",
         ),
-        ("train --device tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:<number>"),
+        ("train --device tpu", "device is 'tpu': allowed are 'auto', 'cpu', 'cuda' and 'cuda:<number>'"),
         (
             "train --device mps",
             "--device is 'mps': allowed are cpu and cuda; masks are drawn in float64, which mps does",

@@ -1,6 +1,7 @@
 """The order of the core's modules: each imports only from those before it (docs/design.md)."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -112,6 +113,26 @@ def test_the_core_needs_torch_and_numpy_only(path):
 def test_the_page_has_the_same_order():
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.M) == ORDER
+
+
+def test_imports_within_the_package_are_relative():
+    """But for the command line and what is exported, which still name it."""
+    others = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("cli", "export")]
+    named = re.compile(r"^\s*(from|import) gibbsprune\b", flags=re.M)
+    assert [path for path in others if path.name != "__main__.py" and named.search(path.read_text("utf-8"))] == []
+
+
+def test_the_picture_shows_what_is_built_on_what():
+    spec = importlib.util.spec_from_file_location("house", ROOT / "docs" / "img" / "house.py")
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    drawn = (ROOT / "docs" / "img" / "house.svg").read_text(encoding="utf-8")
+    found = house.needs()
+    assert drawn == house.drawing(found), "python docs/img/house.py draws it anew"
+    assert found["core"] == set()
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert all(f"**{name}/**" in page for name in {*folders, "paper"})
 
 
 def test_no_file_of_the_core_is_long():

@@ -582,5 +582,5 @@ def test_the_plan_names_every_layer_of_every_run(digits):
     assert [row["run"] for row in rows] == [0] * 8 + [2] * 6
     assert rows[8] == {
         "run": 2, "name": "blocks.0.conv1", "kind": "Conv2d", "weights": 2304, "neighbourhoods": 16,
-        "target": 0.8, "kept": 3 * 144,
+        "target": 0.8, "kept": 3 * 144, "sparsity": 1 - 3 / 16,
     }  # fmt: skip

@@ -1,5 +1,7 @@
 """Scores from gradients and activations in the place of magnitudes: by hand, in the pruner, in fleets."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,6 @@ import gibbsprune as gp
 from gibbsprune.data import load
 from gibbsprune.errors import UserError
 from gibbsprune.importance import NEW, by_inputs
-from gibbsprune.training.engine import cloned
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
@@ -110,7 +111,7 @@ def test_runs_of_a_fleet_are_what_they_are_alone(digits):
     """Scores and warm chains of one run know nothing of the others, and survive a checkpoint."""
     together = Fleet(KINDS, digits)
     together.train_epoch()
-    saved = cloned(together.state_dict())
+    saved = copy.deepcopy(together.state_dict())
     together.evaluate()  # with other masks, from which no chain may go on
     together.train_epoch()
     masks = [together.engines[0].network.mask_views()[i].clone() for i in range(len(together.engines[0].network.sites))]
@@ -145,7 +146,7 @@ def test_a_fleet_scores_as_a_plain_loop_does(digits):
         state = {f"{name}.weight": value.chunk(2)[k] for name, value in before.items()}
         model.load_state_dict(state, strict=False)
         assert set(state) <= set(model.state_dict())
-        assert float(network.scores[kind, next(iter(network.masks))].abs().sum()) > 0
+        assert float(network.scores[kind, next(iter(network.masks))].value.abs().sum()) > 0
         for (name, run, _), score, mask in zip(network.sites, network.judged(), network.mask_views()):
             if run == k and kind == "taylor":
                 assert bool((score[~mask] == 0).all())

@@ -105,7 +105,9 @@ def test_ramping_rises_linearly_from_zero_to_the_sparsity():
 
 
 def test_ramping_and_a_drop_rate_contradict_each_other():
-    with pytest.raises(UserError, match=r"^drop is 0\.3, but with ramping α rises to the sparsity; give one of them$"):
+    with pytest.raises(
+        UserError, match=r"^drop is 0\.3: allowed are none with ramping, in which α rises to the sparsity$"
+    ):
         spec("targeted-dropout", settings={"ramping": True, "drop": 0.3})
 
 
@@ -113,7 +115,7 @@ def test_its_authors_let_both_rates_rise_and_hold_them():
     """Over half of eight epochs: γ is at 0.95 of its end by half of that, α at its end with it."""
     assert levels(8, ramp="authors") == pytest.approx([0, 0.2475, 0.495, 0.7425, *[0.99] * 4])
     assert levels(4, stretch=2, ramp="authors", until=0.25, drop=0.8) == pytest.approx([0, 0.4, *[0.8] * 6])
-    with pytest.raises(UserError, match=r"^ramping is the paper's way and ramp 'authors' that of the method's authors"):
+    with pytest.raises(UserError, match=r"^ramp is 'authors': allowed are 'none' with ramping"):
         spec("targeted-dropout", settings={"ramping": True, "ramp": "authors"})
     recipe, settings = RECIPE.replace(epochs=8), {"ramp": "authors", "drop": 1.0, "targeted": 0.8}
     run = replica("targeted-dropout", weight=ORDERED, recipe=recipe, settings=settings)

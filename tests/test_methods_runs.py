@@ -456,7 +456,7 @@ def test_weights_that_do_not_fit_are_one_sentence(place, tmp_path, monkeypatch, 
         "dense.bias",
         "other": f"{here}/other.safetensors is of another network than this {SMALL}: its dense.bias is (3,), not (10,)",
         "nan": f"{here}/nan.safetensors holds values that are no numbers, in dense.bias",
-        "none": f"{here}/none.safetensors cannot be read: No such file or directory",
+        "none": f"there is no {here}/none.safetensors",
     }.items():
         assert refused(place, capsys, "--from", f"{name}.safetensors") == told
     assert refused(place, capsys, "--from", "broken.safetensors").startswith(
@@ -487,7 +487,7 @@ def test_weights_that_do_not_fit_are_one_sentence(place, tmp_path, monkeypatch, 
         ("magnitude", {"tune_rate": 0}, "tune_rate is 0: allowed are numbers above 0, and 'rewind'"),
         ("lottery", {"rounds": 0}, "rounds is 0: allowed are whole numbers from 1"),
         ("lottery", {"rewind_step": "x"}, "rewind_step is 'x': allowed are whole numbers from 1, and 'default'"),
-        ("lottery", {"round": 4}, "round is 4, but there are 3 rounds"),
+        ("lottery", {"round": 4}, "round is 4: allowed are numbers up to the 3 rounds"),
         ("lottery", {"round": 2}, "round 2 of a lottery needs 'from', the finished run of the round before"),
         (
             "lottery",
@@ -521,7 +521,7 @@ def test_a_structure_that_a_method_does_not_have(method, structure, has):
 def test_a_rewind_step_after_the_end(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     said = refused(place, capsys, "--method", "lottery", "--rewind-step", "13")
-    assert said == "rewind_step is 13, but training has only 12 steps"
+    assert said == "rewind_step is 13: allowed are numbers up to the 12 steps of training"
 
 
 def test_settings_of_another_method_on_the_command_line(place, tmp_path, monkeypatch, capsys):

@@ -52,7 +52,7 @@ def test_a_place_is_used_like_a_path(remote):
     write_atomic(file, "first")
     write_atomic(file, b"second")
     write_atomic(remote / "two.json", "2")
-    assert (file.read_text(), file.name, file.stem, str(file)) == (
+    assert (file.read_bytes().decode(), file.name, file.stem, str(file)) == (
         "second",
         "one.json",
         "one",
@@ -82,7 +82,7 @@ def test_checkpoints_are_kept_and_verified_there(remote):
     for epoch in range(1, 5):
         checkpoint.save(remote / "work", epoch, {"x": torch.full((2,), float(epoch))}, keep=2)
     assert [number for number, _ in checkpoint.checkpoints(remote / "work")] == [3, 4]
-    last = checkpoint.checkpoints(str(remote / "work"))[-1][1]
+    last = checkpoint.checkpoints(remote / "work")[-1][1]
     write_atomic(last, last.read_bytes()[:-3])
     said = []
     epoch, state = checkpoint.load_latest(remote / "work", said.append)
@@ -135,7 +135,7 @@ def test_without_fsspec_the_extra_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("--engine dask", "unknown engine 'dask'; it must be one of local, ray"),
+        ("--engine dask", "--engine is 'dask': allowed are 'local', 'ray'"),
         ("--address 10.0.0.1:6379", "--address 10.0.0.1:6379 is of a Ray cluster; give --engine ray as well"),
         (
             "--engine ray --results memory://r",
@@ -144,8 +144,8 @@ def test_without_fsspec_the_extra_is_named(monkeypatch):
         ("--workers 2 --work memory://w", "memory://w is seen by one process alone"),
         ("--engine ray --device cuda:1", "--device is 'cuda:1', but on a cluster it must be auto, cpu or cuda"),
         ("--engine ray --address 127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1: "),
-        ("--cpus 0", "--cpus must be above 0, but 0 was given"),
-        ("--gpus -1", "--gpus must be 0 or more, but -1 was given"),
+        ("--cpus 0", "--cpus is 0.0: allowed are numbers above 0"),
+        ("--gpus -1", "--gpus is -1.0: allowed are numbers from 0"),
         ("--results nowhere://x", "nowhere://x cannot be opened"),
     ],
 )

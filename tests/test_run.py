@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import warnings
 
 import numpy as np
@@ -289,12 +290,11 @@ def test_other_versions_are_told(fleet, tmp_path, capsys):
 
 
 def test_a_missing_package_is_told_before_training(fleet, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(UserError) as caught:
         run.start([SPEC], out="r")
-    assert str(caught.value) == (
-        "the package safetensors is needed to save the trained model; install it with: pip install 'gibbsprune[demo]'"
-    )
+    expected = "a run needs the package safetensors; install it with: pip install 'gibbsprune[demo]'"
+    assert str(caught.value) == expected
 
 
 def test_bad_folders_are_one_sentence(fleet, tmp_path):

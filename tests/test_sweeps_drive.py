@@ -34,7 +34,7 @@ class Said(Display):
         super().__init__()
         self.lines, self.die = [], die
 
-    def text(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.lines.append(text)
         if self.die in text:
             raise RuntimeError("killed")
@@ -332,7 +332,7 @@ def test_one_live_display_shows_the_sweep_and_every_fleet():
         display.stands(planner.Survey(chosen=[RunSpec()], done=[RunSpec()]), [], 1)
         display.tell(EVENT)
         display.tell({**EVENT, "fleet": "cd34"})
-        display.text("a line above")
+        display.note("a line above")
         tasks = [(task.description.strip(), task.completed, task.fields["extra"]) for task in display.bars.tasks]
         display.tell({**EVENT, "epoch": 6})
     assert tasks == [("sweep", 1, "0:16 left"), ("ab12", 2, "0:16 left, 50.0 %"), ("cd34", 2, "0:16 left, 50.0 %")]

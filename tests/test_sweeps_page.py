@@ -103,7 +103,7 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="there are no results to show"):
         page.write_page(tmp_path / "index.html", [])
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(UserError, match="plotly is needed for the page; install it with: pip install 'gibbsprune"):
+    with pytest.raises(UserError, match="the page needs the package plotly; install it with: pip install 'gibbsprune"):
         page.write_page(tmp_path / "index.html", sweep())
     assert not (tmp_path / "index.html").exists()
 

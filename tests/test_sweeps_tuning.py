@@ -111,7 +111,7 @@ def test_a_tuning_of_ones_own_data(tmp_path):
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match=r"'kernel-abs' is not tuned; it must be one of weight-binary"):
+    with pytest.raises(UserError, match=r"--only is 'kernel-abs': allowed are 'weight-binary'"):
         tuning.Trial(only=("kernel-abs",))
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gibbsprune import __version__
 from gibbsprune.errors import UserError
 from gibbsprune.sweeps import declare, fleets, planner
 from gibbsprune.sweeps.orders import Orders
@@ -118,7 +119,7 @@ def test_a_task_has_its_share_and_the_data_are_sent_once(tmp_path, fleet):
     one.submit(fleet, 100.0)
     assert one.ray.shares[0] == {"num_cpus": 2.0, "num_gpus": 0.5, "max_retries": 0, "name": fleet.folder.name}
     job, arrays, _, threads, version = one.ray.started[0]
-    assert (job.device, job.folder, threads, version) == ("cuda", str(fleet.folder), 2, node.version())
+    assert (job.device, job.folder, threads, version) == ("cuda", str(fleet.folder), 2, __version__)
     assert 90 < job.ends - time.time() <= 100
     assert arrays == "1442 images"
     assert one.arrays == {"digits": "1442 images"}
@@ -149,7 +150,7 @@ def test_nodes_that_cannot_do_the_job_say_so(tmp_path, fleet):
     elsewhere = Planned(fleet.specs, tmp_path / "elsewhere" / "fleet-1", 0, 1.0)
     sentence = r" does not see .*/elsewhere/fleet-1; results and work must lie where every node"
     with pytest.raises(UserError, match=sentence):
-        node.train(jobs.job(elsewhere, "cpu", 1.0), None, None, 1, node.version())
+        node.train(jobs.job(elsewhere, "cpu", 1.0), None, None, 1, __version__)
     with pytest.raises(UserError, match=r"^gibbsprune is .* on .*, but 9\.9 where the sweep is run$"):
         node.train(jobs.job(fleet, "cpu", 1.0), None, None, 1, "9.9")
 

@@ -154,6 +154,16 @@ def save_tensors(path: Where, tensors: Mapping[str, Tensor], about: dict[str, st
     return hashlib.sha256(content).hexdigest()
 
 
+def read_bytes(path: Path | Elsewhere) -> bytes:
+    """What a file holds, or a :class:`ReadError` (:class:`Missing`)."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Missing(f"there is no {path}") from None
+    except (OSError, MemoryError) as error:
+        raise ReadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,13 +190,7 @@ def write_json(path: Where, value: Any) -> None:
 
 def read_json(path: Path | Elsewhere, kind: type = dict) -> Any:
     """The JSON of a file that anybody may have damaged: a ``kind``, or a :class:`ReadError` (:class:`Missing`)."""
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise Missing(f"there is no {path}") from None
-    except (OSError, MemoryError) as error:
-        raise ReadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return parse_json(content, str(path), kind)
+    return parse_json(read_bytes(path), str(path), kind)
 
 
 def parse_json(content: bytes | str, name: str, kind: type = dict) -> Any:

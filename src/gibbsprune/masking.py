@@ -63,8 +63,8 @@ class Masked(nn.Module):
         return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
 
     def seeing(self) -> Tensor:
-        """Which weights get a gradient: those that the mask keeps, or all."""
-        return self.mask if self.extra is None else torch.ones_like(self.mask)
+        """Which weights get a gradient: those that the mask keeps, and what has one beyond it."""
+        return self.mask if self.extra is None else self.mask | (self.extra != 0)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""

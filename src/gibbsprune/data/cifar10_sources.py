@@ -49,7 +49,7 @@ class Package:
 
 
 def from_archive(archive: Archive, images: int, folder: Path, progress: Progress | None) -> Arrays:
-    """Download the official archive into `folder` and read it; each batch must hold `images` records."""
+    """Downloads the official archive into `folder` and reads it; each batch must hold `images` records."""
     target = folder / "cifar-10-binary.tar.gz"
     try:
         fetch(archive.url, target, archive.md5, progress=progress)
@@ -60,7 +60,9 @@ def from_archive(archive: Archive, images: int, folder: Path, progress: Progress
     x, y = [], []
     for batch in BATCHES:
         # A record is one label byte and the red, green and blue planes, each 32 × 32 row by row.
-        records = np.frombuffer(_expected_length(batch, batches[batch], images), np.uint8).reshape(images, -1)
+        if (length := len(batches[batch])) != (expected := images * (1 + 3 * PIXELS)):
+            raise FetchError(f"{batch}.bin has {length:,} bytes, not {expected:,}")
+        records = np.frombuffer(batches[batch], np.uint8).reshape(images, -1)
         y.append(records[:, 0])
         x.append(records[:, 1:].reshape(images, 3, 32, 32).transpose(0, 2, 3, 1))
     return _arrays(x, y)
@@ -168,13 +170,6 @@ def _members(path: Path, names: dict[str, str], limit: int) -> dict[str, bytes]:
     if missing:
         raise FetchError(f"{path.name} lacks {', '.join(missing)}")
     return found
-
-
-def _expected_length(batch: str, data: bytes, images: int) -> bytes:
-    expected = images * (1 + 3 * PIXELS)
-    if len(data) != expected:
-        raise FetchError(f"{batch}.bin has {len(data):,} bytes, not {expected:,}")
-    return data
 
 
 def _arrays(x: list[np.ndarray], y: list[np.ndarray]) -> Arrays:

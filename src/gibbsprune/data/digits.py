@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..errors import needed
 from .arrays import Arrays
 
 
@@ -15,11 +15,7 @@ def load_digits() -> Arrays:
     The split is fixed and draws no random numbers: in the order of the file, every fifth image of each class
     is a test image.
     """
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise UserError("the digits need scikit-learn; run: pip install 'gibbsprune[demo]'") from None
-    bundle = datasets.load_digits()
+    bundle = needed("sklearn.datasets", "the data set digits", "demo").load_digits()
     images, labels = np.asarray(bundle.images), np.asarray(bundle.target, dtype=np.int64)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)[..., None])
     y = torch.from_numpy(labels)

@@ -29,7 +29,7 @@ def fetch(
     attempts: int = 3,
     progress: Progress | None = None,
 ) -> None:
-    """Download `url` to `target`, which appears only when complete and of that MD5.
+    """Downloads `url` to `target`, which appears only when complete and of that MD5.
 
     The bytes so far are kept in `target`.partial. A later call asks the server for the rest; where the server
     sends the whole file instead, or the joined file has the wrong checksum, it starts afresh.
@@ -68,7 +68,7 @@ def fetch(
 
 
 def _stream(url: str, partial: Path, timeout: float, progress: Progress | None) -> bool:
-    """Append what is still missing to `partial`; False when the transfer broke off before its end."""
+    """Appends what is still missing to `partial`; False when the transfer broke off before its end."""
     have = _size(partial)
     headers = {"User-Agent": "gibbsprune"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -108,8 +108,5 @@ def _size(path: Path) -> int:
 
 
 def _md5(path: Path) -> str:
-    total = hashlib.md5(usedforsecurity=False)
     with open(path, "rb") as file:
-        while block := file.read(2**20):
-            total.update(block)
-    return total.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -24,7 +24,7 @@ ROWS = ("first conv", "batch norm", "dense", "other convs")
 
 
 @dataclass(frozen=True)
-class Row:
+class Part:
     """A part of a network: how many values it holds, and their share of all, in percent."""
 
     name: str
@@ -32,7 +32,7 @@ class Row:
     percent: float
 
 
-def describe(model: nn.Module) -> list[Row]:
+def describe(model: nn.Module) -> list[Part]:
     """The rows "first conv", "batch norm", "dense", "other convs", then "other" if there is any, and "all".
 
     A parameter shared between layers is counted once.
@@ -61,8 +61,8 @@ def describe(model: nn.Module) -> list[Row]:
     add("other", model)
     total = sum(counts.values())
     names = [*ROWS, *(["other"] if counts["other"] else [])]
-    rows = [Row(name, counts[name], 100 * counts[name] / max(total, 1)) for name in names]
-    return [*rows, Row("all", total, 100.0)]
+    rows = [Part(name, counts[name], 100 * counts[name] / max(total, 1)) for name in names]
+    return [*rows, Part("all", total, 100.0)]
 
 
 def describe_table(names: Sequence[str], classes: int = 10, channels: int = 3) -> str:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_whole
-from ..errors import UserError
+from ..checks import bad, check_whole
 
 WIDTHS = (16, 32, 64)
 
@@ -67,7 +66,7 @@ def resnet(depth: int, classes: int = 10, channels: int = 3, generator: torch.Ge
         generator: for the initial weights.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise UserError(f"resnet{depth} does not exist: the depth must be 6n + 2, such as 8, 14, 20, 32, 56, 110")
+        raise bad("the depth of a ResNet", depth, "6n + 2, such as 8, 14, 20, 32, 56, 110")
     for name, value, least in (("classes", classes, 2), ("channels", channels, 1)):
         check_whole(name, value, least)
     with torch.random.fork_rng(devices=[]):  # the layers' own default initialisation is thrown away

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import bad
 from ..errors import UserError
 from ..structures import as_structure
 from ..training.methods import METHODS, method
@@ -43,11 +44,11 @@ class Entry:
         """From ``name:setting=value:…``; a setting without a value is ``yes``."""
         name, *parts = [part.strip() for part in text.split(":")]
         method(name)  # refuses an unknown one
-        given = {key.replace("-", "_"): value if equals else "yes" for key, equals, value in
-                 (part.partition("=") for part in parts)}  # fmt: skip
+        split = [part.partition("=") for part in parts]
+        given = {key.replace("-", "_"): value if equals else "yes" for key, equals, value in split}
         stretch = given.pop("stretch", "1")
         if not stretch.isdecimal() or int(stretch) < 1:
-            raise UserError(f"stretch is {stretch!r} in {text!r}; it must be a whole number from 1")
+            raise bad(f"stretch in {text!r}", stretch, "whole numbers from 1")
         return Entry(text.strip(), name, int(stretch), tuple(given.items()))
 
 

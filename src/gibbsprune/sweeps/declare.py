@@ -30,7 +30,7 @@ from typing import Any
 
 from .. import data
 from ..checks import bad, check_whole
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..text import first_line, told
 from ..training.finished import identified
 from ..training.recipes import FIELDS, Recipe, recipe
@@ -92,7 +92,7 @@ def read(file: str | os.PathLike[str], only: Iterable[str] = ()) -> Sweep:
     """The sweep in a file ending in ``.py``, ``.yaml`` or ``.yml``."""
     path = Path(file)
     if path.suffix not in (".py", ".yaml", ".yml"):
-        raise UserError(f"a sweep is a file ending in .py, .yaml or .yml, not {str(path)!r}")
+        raise bad("the file of a sweep", str(path), "names ending in .py, .yaml or .yml")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -147,10 +147,7 @@ def _calling(path: Path, function: Callable[[], Any], what: str) -> Any:
 
 
 def _from_yaml(path: Path, content: str) -> Callable[[Results], Iterable[RunSpec]]:
-    try:
-        import yaml
-    except ImportError:
-        raise UserError(f"{path} needs the package PyYAML; install it with: pip install 'gibbsprune[sweep]'") from None
+    yaml = needed("yaml", str(path), "sweep")
     try:
         found = yaml.safe_load(content)
     except yaml.YAMLError as error:
@@ -230,11 +227,11 @@ def _number(value: Any) -> Any:
 
 def _mapping(what: str, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise UserError(f"{what} is {str(found)[:40]!r}; it must be names with their values")
+        raise bad(what, found, "names with their values")
     return dict(found)
 
 
 def _list(what: str, found: Any) -> list[Any]:
     if not isinstance(found, list) or not found:
-        raise UserError(f"{what} is {str(found)[:40]!r}; it must be a list")
+        raise bad(what, found, "lists of one or more")
     return found

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
 from ..text import clock
+from ..training.progress import Lines, suited
 from .fleets import Event
 from .planner import Planned, Survey
 
 
-class Display:
+class Display(Lines):
     """Plain lines: what is said, and where each fleet is after each of its tests."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream if stream is not None else sys.stdout
+        super().__init__(stream)
         self.done = self.total = 0
         self.rest = math.nan  # seconds of the fleets that have not begun
         self.left: dict[str, float] = {}  # and of those that have
@@ -39,7 +39,7 @@ class Display:
     def tell(self, event: Event) -> None:
         """What a fleet says: a text, or where it is."""
         if "text" in event:
-            self.text(f"[{event['fleet']}] {event['text']}")
+            self.note(f"[{event['fleet']}] {event['text']}")
             return
         self.left[event["fleet"]] = event["left"]
         if event["epoch"] >= event["epochs"]:
@@ -49,14 +49,10 @@ class Display:
     def epoch(self, event: Event) -> None:
         shown = " ".join("–" if a is None else f"{100 * a:.1f}" for a in event["accuracies"])
         whole = "" if math.isnan(self.seconds_left()) else f", {clock(self.seconds_left())} of the sweep"
-        self.text(
+        self.note(
             f"[{event['fleet']}] epoch {event['epoch']}/{event['epochs']} {clock(event['seconds'])} "
             f"({clock(event['left'])} left{whole}): {shown}"
         )
-
-    def text(self, text: str) -> None:
-        """Says a line."""
-        print(text, file=self.stream, flush=True)
 
 
 class Live(Display):
@@ -68,11 +64,9 @@ class Live(Display):
 
         super().__init__(stream)
         self.console = Console(file=self.stream)
-        self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=30),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"), TextColumn("{task.fields[extra]}"),
-            console=self.console,
-        )  # fmt: skip
+        count = "{task.completed:.0f}/{task.total:.0f} {task.fields[unit]}"
+        name, done, extra = map(TextColumn, ("{task.description}", count, "{task.fields[extra]}"))
+        self.bars = Progress(name, BarColumn(bar_width=30), done, extra, console=self.console)
         self.whole: Any = None
         self.fleets: dict[str, Any] = {}
 
@@ -104,16 +98,10 @@ class Live(Display):
             self.bars.remove_task(self.fleets.pop(name))
         self._show()
 
-    def text(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def note(self, message: str) -> None:
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_display(stream: TextIO | None = None) -> Display:
-    """The live display where ``stream`` is a terminal and rich is installed, else plain lines."""
-    stream = stream if stream is not None else sys.stdout
-    if stream.isatty():
-        try:
-            return Live(stream)
-        except ImportError:
-            pass
-    return Display(stream)
+    """What shows how a sweep goes on."""
+    return suited(Live, Display, stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..errors import UserError
@@ -33,9 +33,7 @@ class Driver:
         self.sweep, self.orders = sweep, orders
         self.display = display or make_display()
         self.found = results.Found(orders.results)
-        self.lost: dict[
-            Place, tuple[int, int]
-        ] = {}  # the epoch at which a fleet's worker was lost, and how often there
+        self.lost: dict[Place, tuple[int, int]] = {}  # at which epoch a fleet's worker was lost, and how often there
 
     def survey(self) -> Survey:
         """Where the sweep stands now."""
@@ -54,7 +52,7 @@ class Driver:
         ends = time.monotonic() + self.orders.budget
         state = self.survey()
         if not (state.begun or state.queue):
-            self.display.text("nothing is missing")
+            self.display.note("nothing is missing")
             return state
         make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
         make_folder(self.orders.work)
@@ -86,11 +84,12 @@ class Driver:
             self.display.stands(state, fleets[starting:], workers.count())
             if starting:
                 try:
-                    self.display.text(describe(fleets[0], state) + budget_left(left))
+                    more_time = "" if math.isinf(left) else f"; {clock(left)} of the budget left"
+                    self.display.note(describe(fleets[0], state) + more_time)
                     planner.begin(fleets[0].folder, fleets[0].specs)
                     workers.submit(fleets[0], left)
                 except Busy:
-                    self.display.text(
+                    self.display.note(
                         f"{fleets[0].folder.name} is being trained by another process: it is left to that one"
                     )
                     elsewhere.add(fleets[0].folder)
@@ -109,14 +108,14 @@ class Driver:
             self._say_rest(state, left)
         return state
 
-    def _plan(self, state: Survey, workers: Workers, left: float, elsewhere: set[Place]) -> list[Planned]:
+    def _plan(
+        self, state: Survey, workers: Workers, left: float, elsewhere: Collection[Place] = (), planning: bool = False
+    ) -> list[Planned]:
         pace, orders = workers.pace().learn(self.orders.work), self.orders
-        if math.isfinite(orders.budget):
-            pace.try_out([*state.queue, *(specs[0] for specs in state.begun.values())])
-        return planner.plan(
-            state, orders.work, pace, left - MARGIN, orders.at_most, orders.leave_unfinished,
-            busy={*workers.running, *elsewhere},
-        )  # fmt: skip
+        if planning or math.isfinite(orders.budget):
+            pace.try_out([*state.queue, *(specs[0] for specs in state.begun.values())], planning)
+        busy = {*workers.running, *elsewhere}
+        return planner.plan(state, orders.work, pace, left - MARGIN, orders.at_most, orders.leave_unfinished, busy)
 
     def _ended(self, fleet: Ended) -> str:
         """What is wrong with a fleet that has ended; nothing if it is finished, or will be taken up again."""
@@ -136,15 +135,15 @@ class Driver:
         self.lost[folder] = epoch, times
         if times > RETRIES:
             return f"{folder.name} failed: its worker was lost {times} times before it saved an epoch ({fleet.lost})"
-        self.display.text(f"{folder.name}: its worker was lost ({fleet.lost}); it is taken up again from epoch {epoch}")
+        self.display.note(f"{folder.name}: its worker was lost ({fleet.lost}); it is taken up again from epoch {epoch}")
         return ""
 
     def _say_rest(self, state: Survey, left: float) -> None:
         if state.queue or state.begun:
             count = len(state.queue) + sum(map(len, state.begun.values()))
-            self.display.text(f"{count} runs do not fit into the {clock(max(0.0, left))} left")
+            self.display.note(f"{count} runs do not fit into the {clock(max(0.0, left))} left")
         else:
-            self.display.text("nothing is missing")
+            self.display.note("nothing is missing")
 
     def _clear(self, state: Survey) -> None:
         """Removes the folders of fleets whose results are all there: they were killed while they cleaned up."""
@@ -154,9 +153,8 @@ class Driver:
             }
             if there and isinstance(folder, Path):
                 with contextlib.suppress(Busy):
-                    held = RunFolder(folder)
-                    held.lock()
-                    held.unlock()
+                    with RunFolder(folder).held():
+                        pass
                     remove_folder(folder)
 
     def plan_lines(self) -> list[str]:
@@ -165,16 +163,13 @@ class Driver:
         if not (state.begun or state.queue):
             return [f"{len(state.done)} runs are done, nothing is missing"]
         with contextlib.closing(workers_of(orders, self.sweep, None, self.display, planning=True)) as workers:
-            pace = workers.pace().learn(orders.work)
-            pace.try_out([*state.queue, *(specs[0] for specs in state.begun.values())], planning=True)
-        budget = orders.budget - MARGIN
-        fleets = planner.plan(state, orders.work, pace, budget, orders.at_most, orders.leave_unfinished)
+            fleets, device = self._plan(state, workers, orders.budget, planning=True), workers.pace().device
         lines = [line for fleet in fleets for line in (describe(fleet, state), *(f"  {s.name()}" for s in fleet.specs))]
         taken = sum(len(fleet.specs) for fleet in fleets)
         rest = sum(map(len, state.begun.values())) + len(state.queue) - taken
         lines.append(
             f"{taken} runs in {len(fleets)} fleets, about {clock(sum(fleet.seconds for fleet in fleets))} on "
-            + pace.device
+            + device
             + (" one after another" if orders.several else "")
             + (f"; {rest} runs do not fit" if rest else "")
         )
@@ -191,7 +186,3 @@ def describe(fleet: Planned, state: Survey) -> str:
     if repeated := sum(spec.name() in state.again for spec in fleet.specs):
         text += f", {repeated} of them again for their weights"
     return text + ("" if math.isnan(fleet.seconds) else f", about {clock(fleet.seconds)}")
-
-
-def budget_left(left: float) -> str:
-    return "" if math.isinf(left) else f"; {clock(left)} of the budget left"

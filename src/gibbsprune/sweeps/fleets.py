@@ -54,14 +54,10 @@ def train(job: Job, arrays: Arrays, tell: Tell) -> bool:
         sys.path.insert(0, job.path)
     folder, device = RunFolder.open(place(job.folder)), resolve_device(job.device)
     say = Saying(short(folder.path), tell)
-    folder.lock()
-    try:
-        with suitable_threads(arrays, device):
-            fleet = Fleet(folder.specs, arrays, device, finished=folder.path.parent / RUNS, autotune=job.autotune)
-            if not _train(fleet, folder, job, say):
-                return False
-    finally:
-        folder.unlock()
+    with folder.held(), suitable_threads(arrays, device):
+        fleet = Fleet(folder.specs, arrays, device, finished=folder.path.parent / RUNS, autotune=job.autotune)
+        if not _train(fleet, folder, job, say):
+            return False
     with contextlib.suppress(OSError):
         (folder.path / "run.json").unlink(missing_ok=True)  # first, so that what cannot be removed is not continued
     remove_folder(folder.path)
@@ -70,17 +66,15 @@ def train(job: Job, arrays: Arrays, tell: Tell) -> bool:
 
 def _train(fleet: Fleet, folder: RunFolder, job: Job, say: Saying) -> bool:
     work, allowed = folder.path.parent, job.ends - time.time()
-    with Interrupt(tell=say.text) as interrupt:
-        on_its_way = session.Session(
-            fleet, folder.checkpoints, test_every=job.evaluate_every, save_seconds=job.checkpoint_seconds,
-            seconds=allowed, watch=say,
-        )  # fmt: skip
-        if session.resume(on_its_way, say.text):
-            say.text(f"continuing {len(fleet.specs)} runs from epoch {fleet.epoch}")
+    with Interrupt(tell=say.note) as interrupt:
+        how: dict[str, Any] = {"test_every": job.evaluate_every, "save_seconds": job.checkpoint_seconds}
+        on_its_way = session.Session(fleet, folder.checkpoints, **how, seconds=allowed, watch=say)
+        if session.resume(on_its_way, say.note):
+            say.note(f"continuing {len(fleet.specs)} runs from epoch {fleet.epoch}")
         finished = on_its_way.train(interrupt)
     pace.note(work, pace.device_name(fleet.device), pace.kind_of(fleet.specs[0]), on_its_way.allowed)
     if not finished:
-        say.text(
+        say.note(
             f"stopped after epoch {fleet.epoch} of {fleet.epochs}: no more fits into the {clock(max(0.0, allowed))} "
             "it had"
         )
@@ -96,10 +90,10 @@ def _write(fleet: Fleet, k: int, record: dict[str, Any], job: Job, work: Place, 
     if job.keep is None or name in job.keep:
         save_finished(work / RUNS / name, fleet.finished(k), {**record, "images": images_of(fleet.arrays, spec)})
     if results.path(target, spec).exists():
-        say.text(f"{name} was trained once more; its result, which was there, stays")
+        say.note(f"{name} was trained once more; its result, which was there, stays")
         return
     results.write(target, record, fleet.predictions[k])
-    say.text(
+    say.note(
         f"{name}: {100 * record['accuracy']:.2f} % (recal. {100 * record['accuracy_recalibrated']:.2f}), sparsity "
         f"{record['sparsity']:.4f}, agreement {record['agreement']:.6f}"
     )
@@ -111,15 +105,13 @@ class Saying(session.Watch):
     def __init__(self, name: str, tell: Tell) -> None:
         self.name, self.tell = name, tell
 
-    def text(self, text: str) -> None:
-        self.tell({"fleet": self.name, "text": text})
+    def note(self, message: str) -> None:
+        self.tell({"fleet": self.name, "text": message})
 
     def passed(self, on_its_way: session.Session, records: Sequence[session.Record | None]) -> None:
         fleet, seen = on_its_way.fleet, on_its_way.allowed.seen
         took = [seconds for some in seen.values() for seconds in some]
         each = sum(took) / len(took) if took else math.nan
-        self.tell({
-            "fleet": self.name, "epoch": fleet.epoch, "epochs": fleet.epochs, "seconds": on_its_way.spent,
-            "left": each * (fleet.epochs - fleet.epoch),
-            "accuracies": [None if record is None else record["test_accuracy"] for record in records],
-        })  # fmt: skip
+        where = {"fleet": self.name, "epoch": fleet.epoch, "epochs": fleet.epochs, "seconds": on_its_way.spent}
+        accuracies = [None if record is None else record["test_accuracy"] for record in records]
+        self.tell({**where, "left": each * (fleet.epochs - fleet.epoch), "accuracies": accuracies})

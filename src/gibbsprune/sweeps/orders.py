@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import UserError
+from ..checks import check_number, check_one_of, check_whole, number
 from ..training.places import Place
 
 ENGINES = ("local", "ray")
@@ -52,16 +52,13 @@ class Orders:
     gpus: float | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise UserError(f"unknown engine {self.engine!r}; it must be one of {', '.join(ENGINES)}")
+        check_one_of("--engine", self.engine, ENGINES)
         for name in ("workers", "at_most", "evaluate_every"):
-            given = getattr(self, name)
-            if given is not None and given < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
-        for name, least in (("cpus", "above 0"), ("gpus", "0 or more")):
-            given = getattr(self, name)
-            if given is not None and (given < 0 or (given == 0 and name == "cpus")):
-                raise UserError(f"--{name} must be {least}, but {given:g} was given")
+            if (given := getattr(self, name)) is not None:
+                check_whole(f"--{name.replace('_', '-')}", given)
+        check_number("--cpus", self.cpus, number(0, above=True))
+        if self.gpus is not None:
+            check_number("--gpus", self.gpus, number(0))
 
     @property
     def several(self) -> bool:

@@ -133,10 +133,9 @@ def note(work: Place, device: str, kind: Kind, seen: Allowance, tests: float = T
     """Adds what the epochs of a session took."""
     usual = min((statistics.fmean(took) for took in seen.seen.values()), default=0.0)
     start = max(0.0, (seen.started or 0.0) - usual)
-    rows = [
-        {"device": device, "data": kind[0], "model": kind[1], "runs": runs, "epochs": len(took),
-         "seconds": round(tests * statistics.fmean(took), 4), "start": round(start, 2)}
-        for runs, took in seen.seen.items()
-    ]  # fmt: skip
+    rows = []
+    for runs, took in seen.seen.items():
+        shared = {"device": device, "data": kind[0], "model": kind[1], "runs": runs, "epochs": len(took)}
+        rows.append({**shared, "seconds": round(tests * statistics.fmean(took), 4), "start": round(start, 2)})
     if rows:
         write_atomic(work / RECORD, json.dumps([*records(work), *rows], indent=1) + "\n")

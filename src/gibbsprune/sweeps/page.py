@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import write_atomic
 from ..training.spec import RunSpec
 
@@ -56,11 +56,9 @@ def write_page(
         reference_name: what the page calls those accuracies.
         figures: further figures of Plotly, each with a title, a text, and its ``data``, ``layout`` and ``frames``.
     """
-    content = {
-        **page_data(results, label, reference), "title": title, "about": about, "reference": reference_name,
-        "figures": [{"title": name, "text": text, **figure} for name, text, figure in figures],
-    }  # fmt: skip
-    write_atomic(path, page_text(content))
+    words = {"title": title, "about": about, "reference": reference_name}
+    further = [{"title": name, "text": text, **figure} for name, text, figure in figures]
+    write_atomic(path, page_text({**page_data(results, label, reference), **words, "figures": further}))
 
 
 def page_text(content: Mapping[str, Any]) -> str:
@@ -69,19 +67,11 @@ def page_text(content: Mapping[str, Any]) -> str:
     data = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     parts = {
         "data": re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", data),
-        "plotly": _plotly(),
+        "plotly": needed("plotly.offline", "the page", "report").get_plotlyjs(),
         "script": (here / "page.js").read_text(encoding="utf-8"),
     }
     template = (here / "page.html").read_text(encoding="utf-8")
     return re.sub(r"/\*(data|plotly|script)\*/", lambda match: parts[match[1]], template)  # marks within parts stay
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("plotly is needed for the page; install it with: pip install 'gibbsprune[report]'") from None
-    return str(get_plotlyjs())
 
 
 def page_data(
@@ -105,11 +95,10 @@ def page_data(
         flat, own = _flat(spec.as_dict()), varied[_group(spec)]
         named = [name for name, usual in own.items() if json.dumps(flat[name]) != usual]
         parts = [[_last(name), _text(flat[name])] for name in named if not _is_no(flat[name])]
-        shown.append({
-            **_kind(spec, members), "id": len(shown), "label": label(spec) if label else spec.method,
-            "parts": [] if label else parts, "reference": reference(spec), "beside": beside,
-            "axes": {_last(name): flat[name] for name in own if _is_number(flat[name])},
-        })  # fmt: skip
+        axes = {_last(name): flat[name] for name in own if _is_number(flat[name])}
+        called = {"label": label(spec), "parts": []} if label else {"label": spec.method, "parts": parts}
+        about = {"id": len(shown), **called, "reference": reference(spec), "beside": beside, "axes": axes}
+        shown.append({**_kind(spec, members), **about})
     return {"kinds": shown}
 
 

@@ -57,78 +57,59 @@ def source(spec: RunSpec) -> str | None:
 
 
 def survey(chosen: Sequence[RunSpec], everything: Sequence[RunSpec], have: Collection[str], work: Place) -> Survey:
-    """Sorts the chosen runs, and the sources that they need from among ``everything``, by their state.
+    """Sorts the chosen runs, and the sources that they need, by their state.
 
-    ``have`` are the names of the runs with a result.
+    Args:
+        chosen: what was asked for.
+        everything: all runs of the sweep.
+        have: the names of the runs with a result.
+        work: where half-done fleets and finished runs lie.
     """
     by_name, kept = {spec.name(): spec for spec in everything}, saved(work)
-    found = Survey(list(chosen), begun=_own(begun(work), everything, have, kept))
-    running = {spec.name() for specs in found.begun.values() for spec in specs}
+    fleets = {folder: specs for folder, specs in begun(work).items() if _is_own(specs, by_name)}
+    homes = {spec.name(): folder for folder, specs in fleets.items() for spec in specs}
+    found = Survey(list(chosen))
 
-    def lacks(spec: RunSpec) -> str | None:
+    def want(spec: RunSpec, weights: bool) -> None:
+        """Puts a run, its source right before it, or its half-done fleet, among what is to be trained, unless what is
+        wanted of it is there."""
+        name = spec.name()
+        if name in have and (name in kept or not weights):
+            return
+        if name not in homes and spec not in found.queue:
+            need(spec)
+            found.queue.append(spec)
+            if name in have:
+                found.again.add(name)
+        elif name in homes and (folder := homes[name]) not in found.begun:
+            found.begun[folder] = fleets[folder]
+            for one in fleets[folder]:
+                need(one)
+
+    def need(spec: RunSpec) -> None:
         named = source(spec)
         if named is None or named in kept or (named not in by_name and _is_folder(named)):
-            return None
+            return
         if named not in by_name:
             raise UserError(
                 f"{spec.name()} starts from {named}, which is no run of the sweep and no finished run's folder"
             )
-        return named
+        found.lacking.add(named)
+        want(by_name[named], True)
 
-    def want(spec: RunSpec, weights: bool) -> None:
-        """Puts a run into the queue, its source right before it, unless what is wanted of it is there."""
-        name = spec.name()
-        if spec in found.queue or name in running or (name in have and (name in kept or not weights)):
-            return
-        need(spec)
-        found.queue.append(spec)
-        if name in have:
-            found.again.add(name)
-
-    def need(spec: RunSpec) -> None:
-        if (named := lacks(spec)) is not None:
-            found.lacking.add(named)
-            want(by_name[named], True)
-
-    wanted = {spec.name() for spec in chosen}
-    for specs in found.begun.values():
-        if any(spec.name() in wanted for spec in specs):
-            for spec in specs:
-                need(spec)
     for spec in chosen:
         want(spec, False)
-    wanted |= {spec.name() for spec in found.queue} | found.lacking
-    found.begun = {folder: specs for folder, specs in found.begun.items() if {s.name() for s in specs} & wanted}
-    busy = {spec.name() for specs in found.begun.values() for spec in specs} | {spec.name() for spec in found.queue}
+    found.begun = {folder: specs for folder, specs in fleets.items() if folder in found.begun}
+    busy = {spec.name() for specs in (found.queue, *found.begun.values()) for spec in specs}
     found.done = [spec for spec in chosen if spec.name() not in busy]
     return found
 
 
-def _own(
-    fleets: Mapping[Place, list[RunSpec]], everything: Sequence[RunSpec], have: Collection[str], kept: Collection[str]
-) -> dict[Place, list[RunSpec]]:
-    """The half-done fleets of this sweep from which something is to be had: a result, or weights others wait for."""
-    by_name, networks = {spec.name(): spec for spec in everything}, {spec.model for spec in everything}
-    awaited = _awaited(everything, have, kept)
-    return {
-        folder: specs
-        for folder, specs in fleets.items()
-        if any(by_name.get(spec.name()) == spec for spec in specs)
-        and all(spec.model in networks for spec in specs)  # it may be somebody's code
-        and any(spec.name() not in have or spec.name() in awaited for spec in specs)
-    }
-
-
-def _awaited(everything: Sequence[RunSpec], have: Collection[str], kept: Collection[str]) -> set[str]:
-    """The runs without their weights that those without a result start from, and what these start from."""
-    by_name, found = {spec.name(): spec for spec in everything}, set()
-    left = [source(spec) for spec in everything if spec.name() not in have]
-    while left:
-        name = left.pop()
-        if name is not None and name in by_name and name not in kept and name not in found:
-            found.add(name)
-            left.append(source(by_name[name]))
-    return found
+def _is_own(specs: Sequence[RunSpec], by_name: Mapping[str, RunSpec]) -> bool:
+    """Whether a half-done fleet is of this sweep, and has no network that is not: that may be somebody's code."""
+    networks = {spec.model for spec in by_name.values()}
+    mine = any(by_name.get(spec.name()) == spec for spec in specs)
+    return mine and all(spec.model in networks for spec in specs)
 
 
 def _is_folder(named: str) -> bool:

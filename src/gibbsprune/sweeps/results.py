@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import ReadError, make_folder, write_atomic
+from ..files import Missing, ReadError, make_folder, write_atomic
 from ..training import result
 from ..training.places import Place, files
 from ..training.spec import RunSpec
@@ -42,6 +42,8 @@ def read(file: Place) -> dict[str, Any]:
     """One result, checked against the schema and against its file's name."""
     try:
         record = result.read(file)
+    except Missing:
+        raise
     except ReadError as error:
         raise ReadError(f"{error}; {AGAIN}") from None
     if file.name != f"{record['name']}.json":

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_one_of
 from ..data import HELD_OUT, SPLIT_SEED
 from ..errors import UserError
 from ..files import Missing, make_folder, read_json, write_atomic
 from ..law import CONVERGED  # below it a setting's masks have not frozen: it has not pruned
-from ..training.recipes import recipe
-from ..training.spec import RunSpec, default_recipe, scale_recipe
+from ..training.spec import RunSpec
 from . import declare
 
 MARGIN = 0.003  # of accuracy, by which a candidate must beat the default
@@ -32,10 +32,10 @@ _SIGN: list[dict[str, float]] = [{}, {"beta_start": 1e-3}, {"beta_start": 0.1}, 
 _ABS: list[dict[str, float]] = [{}, {"beta_start": 0.01}, {"beta_start": 0.7}, {"beta_end": 1e4}]
 _C: list[dict[str, float]] = [{}, {"coupling": 1e-3}, {"coupling": 3e-3}, {"coupling": 0.03}, {"coupling": 0.1}]
 CANDIDATES: dict[tuple[str, str], list[dict[str, float]]] = {
-    ("weight", "binary"): _BINARY, ("weight", "sign"): _SIGN, ("weight", "abs"): _ABS,
-    ("kernel", "binary"): _BINARY, ("kernel", "sign"): _SIGN, ("kernel", "quadratic"): _C,
-    ("filter", "binary"): _BINARY, ("filter", "sign"): _SIGN, ("filter", "quadratic"): _C,
-}  # fmt: skip
+    (structure, hamiltonian): tried
+    for structure, last in (("weight", "abs"), ("kernel", "quadratic"), ("filter", "quadratic"))
+    for hamiltonian, tried in (("binary", _BINARY), ("sign", _SIGN), (last, _ABS if last == "abs" else _C))
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class Trial:
     sparsity: float | None = None
 
     def __post_init__(self) -> None:
-        known = ["-".join(pair) for pair in CANDIDATES]
         for name in self.only:
-            if name not in known:
-                raise UserError(f"{name!r} is not tuned; it must be one of {', '.join(known)}")
+            check_one_of("--only", name, ("-".join(pair) for pair in CANDIDATES))
 
     def pairs(self) -> list[tuple[str, str]]:
         return [pair for pair in CANDIDATES if not self.only or "-".join(pair) in self.only]
@@ -63,19 +61,16 @@ class Trial:
     def run(self, pair: tuple[str, str], change: Mapping[str, float], seed: int) -> RunSpec:
         """A candidate's run of one seed."""
         structure, hamiltonian = pair
-        named = default_recipe(self.data) if self.recipe is None else recipe(self.recipe)
-        fields = {name: value for name, value in change.items() if name != "coupling"}
-        law = {name: value for name, value in change.items() if name == "coupling"}
-        return RunSpec(
-            f"{self.data}{HELD_OUT}={self.holdout}", self.model, "gibbs", structure, hamiltonian,
-            sparsity=SPARSITY[structure] if self.sparsity is None else self.sparsity,
-            recipe=scale_recipe(named, self.epochs).replace(**fields), seed=seed, **law,  # type: ignore[arg-type]
-        )  # fmt: skip
+        sparsity = SPARSITY[structure] if self.sparsity is None else self.sparsity
+        held = f"{self.data}{HELD_OUT}={self.holdout}"
+        shared = {"data": held, "model": self.model, "recipe": self.recipe, "epochs": self.epochs, "seed": seed}
+        law = {"structure": structure, "hamiltonian": hamiltonian, "sparsity": sparsity, **change}
+        return declare.run_of({**shared, **law})[-1]
 
     def sweep(self) -> declare.Sweep:
         """All its runs."""
-        return declare.of("the tuning", [self.run(pair, change, seed) for seed in self.seeds
-                                         for pair in self.pairs() for change in CANDIDATES[pair]])  # fmt: skip
+        tried = [(pair, change) for pair in self.pairs() for change in CANDIDATES[pair]]
+        return declare.of("the tuning", [self.run(*each, seed) for seed in self.seeds for each in tried])
 
 
 def earlier(trial: Trial, out: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from .spec import RunSpec
 
 
 def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
-    """Write ``summary.md`` and its pictures into the folder of a finished run or fleet."""
+    """Writes ``summary.md`` and its pictures into the folder of a finished run or fleet."""
     failed = ""
     try:
         drawn = _draw(folder, results) if pictures.available() else None
@@ -99,12 +99,13 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
     agreement = min(result.get("agreement") or 1.0 for result in results)
-    drawn = spec.method == "gibbs" and spec.recipe.final == "sample"
-    caution = "" if agreement >= CONVERGED or spec.method != "gibbs" else (
-        f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, so "
-        f"that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
-        "anneal to a higher β (--beta-end) or over more epochs."
-    )  # fmt: skip
+    drawn, caution = spec.method == "gibbs" and spec.recipe.final == "sample", ""
+    if agreement < CONVERGED and spec.method == "gibbs":
+        caution = (
+            f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, "
+            f"so that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
+            "anneal to a higher β (--beta-end) or over more epochs."
+        )
     if drawn and len(results) == 1 and results[0]["accuracy"] != results[0]["accuracy_converged"]:
         reached += (
             f" (the final mask is one more draw from the law; with the converged mask, as in the epochs' lines, it is "
@@ -173,7 +174,7 @@ def settings_table(folder: RunFolder) -> str:
 
 
 def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Draw what there is to draw and name it."""
+    """Draws what there is to draw; its names."""
     if is_mixed(folder.specs):
         return []  # curves of different methods have no common mean
     histories = [result["curve"] for result in results if result["curve"]]

@@ -32,7 +32,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return call
 
 
-class Step:
+class Captured:
     """Calls ``function`` every step; on CUDA it is captured after ``warmup`` calls and replayed from then on.
 
     Steps run on a stream of their own, so that several objects work side by side; :meth:`join` before looking at what

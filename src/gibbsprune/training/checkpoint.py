@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -19,20 +18,23 @@ import torch
 
 from ..archives import check_tensors
 from ..errors import UserError
-from ..files import make_folder, write_atomic
+from ..files import make_folder, read_bytes, write_atomic
 from ..text import first_line
-from .places import Place, Remote, place
+from .places import Place
 
 _MAGIC = b"gibbsprune-checkpoint sha256 "
 _NAME = re.compile(r"epoch-(\d{6})\.ckpt")
 
 
-def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, Any], keep: int = 2) -> Place:
-    """Save ``state`` (nested dicts and lists of tensors and plain values) as it is after ``epoch`` epochs.
+def save(folder: Place, epoch: int, state: dict[str, Any], keep: int = 2) -> Place:
+    """Saves a state. Older checkpoints go only when the new one is safely on the disk.
 
-    Older checkpoints go only when the new one is safely on the disk; the newest ``keep`` stay.
+    Args:
+        folder: of the checkpoints.
+        epoch: after how many epochs.
+        state: nested dicts and lists of tensors and plain values.
+        keep: how many stay, the newest.
     """
-    folder = place(folder)
     make_folder(folder)
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -48,24 +50,19 @@ def save(folder: str | os.PathLike[str] | Remote, epoch: int, state: dict[str, A
     return path
 
 
-def checkpoints(folder: str | os.PathLike[str] | Remote) -> list[tuple[int, Place]]:
+def checkpoints(folder: Place) -> list[tuple[int, Place]]:
     """The checkpoints in a folder, oldest first, as (epochs trained, path)."""
     found: list[tuple[int, Place]] = []
-    for path in place(folder).glob("epoch-*.ckpt"):
+    for path in folder.glob("epoch-*.ckpt"):
         match = _NAME.fullmatch(path.name)
         if match:
             found.append((int(match[1]), path))
-    return sorted(found)
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
-    """Read one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
-    path = place(path)
-    try:
-        content = path.read_bytes()
-    except (OSError, MemoryError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    header, _, payload = content.partition(b"\n")
+def load(path: Place) -> dict[str, Any]:
+    """Reads one checkpoint (onto the CPU); a damaged or truncated one is a :class:`UserError`."""
+    header, _, payload = read_bytes(path).partition(b"\n")
     digest = hashlib.sha256(payload).hexdigest().encode()
     if header != _MAGIC + digest:
         raise UserError(f"checkpoint {path} is damaged or incomplete (its checksum does not match)")
@@ -80,9 +77,7 @@ def load(path: str | os.PathLike[str] | Remote) -> dict[str, Any]:
     return state
 
 
-def load_latest(
-    folder: str | os.PathLike[str] | Remote, warn: Callable[[str], object] = warnings.warn
-) -> tuple[int, dict[str, Any]] | None:
+def load_latest(folder: Place, warn: Callable[[str], object] = warnings.warn) -> tuple[int, dict[str, Any]] | None:
     """The newest usable checkpoint as (epochs trained, state), or None where there is none yet.
 
     A damaged one is passed over with a warning for the one before; if all are damaged, a :class:`UserError`.

@@ -24,7 +24,7 @@ from ..lanes import Lanes
 from ..recalibration import recalibrate
 from ..samplers import stream
 from .batches import Batches
-from .capture import Step, compiled
+from .capture import Captured, compiled
 from .finished import Finished
 from .masked import MaskedNetwork
 from .optimizers import FlatOptimizer
@@ -86,7 +86,7 @@ class Engine:
             self.optimizer.compile()
         # A sum over processes within a captured graph is not tried: then every step is called.
         self.lanes = Lanes()
-        self.step = Step(self._step, device, self.masks.streams, autotune=autotune, capture=ranks.size == 1)
+        self.step = Captured(self._step, device, self.masks.streams, autotune=autotune, capture=ranks.size == 1)
         self.replicas = [Replica(self, k, source) for k, source in enumerate(sources or [None] * self.runs)]
         self.done, self.entered = 0, -1
 
@@ -125,8 +125,6 @@ class Engine:
         (x, y), _ = self.lanes.run([partial(self.batches.next, self.network.dtype), self.masks.draw], self.device)
         losses, correct = self.losses(x, y)
         grads = torch.autograd.grad(losses.sum(), self.optimizer.parameters, allow_unused=True, materialize_grads=True)
-        if self.network.scores:
-            self.network.observe(self.optimizer.parameters, grads, self.masks.through)
         self.optimizer.step(grads, self._combine if self.ranks.size > 1 else None)
         self.loss_sum += losses.detach()
         self.correct += correct
@@ -287,12 +285,3 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x)
-
-
-def cloned(state: Any) -> Any:
-    """A copy of a nested state, tensors included."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: cloned(value) for key, value in state.items()}
-    return [cloned(value) for value in state] if isinstance(state, list) else state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import subprocess
@@ -15,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gibbsprune import __version__
-from gibbsprune.data.arrays import Arrays
-from gibbsprune.errors import UserError
-from gibbsprune.site import check_device
+from .. import __version__
+from ..checks import bad
+from ..data.arrays import Arrays
+from ..errors import UserError
+from ..site import check_device
 
 SMALL = 16  # pixels; see suitable_threads
+DEVICES = "'auto', 'cpu', 'cuda' and 'cuda:<number>'"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -30,10 +31,10 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:<number>") from None
+        raise bad("device", name, DEVICES) from None
     check_device("--device", device)
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:<number>")
+        raise bad("device", name, DEVICES)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -99,10 +100,3 @@ def fingerprint(arrays: Arrays) -> str:
         digest.update(f"{array.dtype} {array.shape};".encode())
         digest.update(array.data)
     return digest.hexdigest()[:16]
-
-
-def require(module: str, purpose: str, extra: str = "demo") -> None:
-    """Refuse early, with a sentence, when an optional package is missing."""
-    if importlib.util.find_spec(module) is None:
-        install = f"pip install 'gibbsprune[{extra}]'"
-        raise UserError(f"the package {module} is needed {purpose}; install it with: {install}")

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.arrays import Arrays
-from ..errors import UserError
-from ..files import ReadError, make_folder, save_tensors, write_atomic
+from ..errors import UserError, needed
+from ..files import ReadError, make_folder, read_bytes, save_tensors, write_atomic
 from . import result
 from .folder import RunFolder
 from .methods.method import is_file
@@ -89,7 +89,9 @@ def source_of(spec: RunSpec, root: Place | None = None) -> Finished | None:
             f"{named} holds other weights than this run starts from: their SHA-256 begins with {found[:12]}, not with "
             f"{digest}"
         )
-    return _file(named) if is_file(named) else read_finished(named, spec.seed, root)
+    if is_file(named):
+        return Finished(None, _loaded(place(named), read_bytes(place(named))), {})
+    return read_finished(named, spec.seed, root)
 
 
 def identified(spec: RunSpec) -> RunSpec:
@@ -103,7 +105,7 @@ def identified(spec: RunSpec) -> RunSpec:
 def digest_of(named: str, seed: int, root: Place | None = None) -> str:
     """The SHA-256 of the weights in a file, or of those of a finished run."""
     if is_file(named):
-        return hashlib.sha256(_bytes(place(named))).hexdigest()
+        return hashlib.sha256(read_bytes(place(named))).hexdigest()
     home = _home(named, seed, root)
     return str(result.read(home / result.NAME).get("files", {}).get("model.safetensors"))
 
@@ -123,10 +125,6 @@ def _home(text: str | os.PathLike[str], seed: int, root: Place | None) -> Place:
         )
     named = root / os.fspath(text) if root is not None else None
     return named if named is not None and (named / result.NAME).exists() else find(text, seed)
-
-
-def _file(named: str) -> Finished:
-    return Finished(None, _loaded(place(named), _bytes(place(named))), {})
 
 
 def load_run(folder: str | os.PathLike[str], trust: bool = False) -> Run:
@@ -204,25 +202,16 @@ def _tensors(home: Place, record: Mapping[str, Any], part: str) -> Mapping[str, 
         if part == "model":
             raise ReadError(f"{home / result.NAME} does not say what {file.name} must be")
         return {}
-    content = _bytes(file)
+    content = read_bytes(file)
     if hashlib.sha256(content).hexdigest() != digest:
         raise ReadError(f"{file} is damaged: its checksum is not the one in {result.NAME}")
     return _loaded(file, content)
 
 
-def _bytes(file: Place) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
-
-
 def _loaded(file: Place, content: bytes) -> Mapping[str, Tensor]:
+    tensors = needed("safetensors.torch", "reading a run", "demo")
     try:
-        from safetensors.torch import load
-    except ImportError:
-        raise UserError("reading a run needs safetensors; install it with: pip install 'gibbsprune[demo]'") from None
-    try:
-        return load(content)
+        found: Mapping[str, Tensor] = tensors.load(content)
+        return found
     except Exception as error:  # safetensors' own exception, which is no subclass of anything
         raise ReadError(f"{file} cannot be read: {error}") from None

@@ -8,6 +8,7 @@ together.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from ..checks import check_whole
 from ..data.arrays import Arrays
 from ..errors import UserError
+from ..site import Site
 from ..text import first_line
-from .engine import Engine, cloned
+from .engine import Engine
 from .finished import Finished, source_of
 from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
@@ -194,16 +196,14 @@ class Fleet:
         for spec, (engine, i) in zip(self.specs, self.home.values()):
             for name, site in engine.network.names[i].items():
                 kind = engine.network.layers[name].kind.removeprefix("Fused")
-                weights = math.prod(site.shape)
-                kept = round((1 - site.removed) * weights)
-                rows.append({"run": spec.seed, "name": name, "kind": kind, "weights": weights,
-                             "neighbourhoods": site.count, "target": spec.sparsity, "kept": kept})  # fmt: skip
+                kept = round((1 - site.removed) * math.prod(site.shape))
+                rows.append({"run": spec.seed, "kind": kind, **_layer(name, site, spec, kept)})
         return rows
 
     def trial_steps(self, count: int) -> float:
         """Seconds per step, from steps that are not kept. The first ones, which compile, are not counted."""
-        saved, final = cloned(self.state_dict()), self.final
-        masks = [cloned(engine.network.masks) for engine in self.engines]
+        saved, final = copy.deepcopy(self.state_dict()), self.final
+        masks = [copy.deepcopy(engine.network.masks) for engine in self.engines]
         for engine in self.engines:
             engine.begin_epoch(max(0, self.epoch - self._wait(engine)))
         warmup = 5 if self.device.type == "cuda" else 0
@@ -263,9 +263,7 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     total = engine.network.size()
     layers: list[dict[str, Any]] = []
     for name, site in engine.network.names[k].items():
-        weights, kept = masks[name].numel(), int(masks[name].sum())
-        layers.append({"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights,
-                       "neighbourhoods": site.count, "target": engine.specs[k].sparsity})  # fmt: skip
+        layers.append(_layer(name, site, engine.specs[k], int(masks[name].sum())))
     prunable, left = sum(layer["weights"] for layer in layers), sum(layer["kept"] for layer in layers)
     return {
         "sparsity": 1 - left / prunable if prunable else 0.0,
@@ -273,6 +271,13 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
         "nonzero": total - prunable + left,
         "layers": layers,
     }
+
+
+def _layer(name: str, site: Site, spec: RunSpec, kept: int) -> dict[str, Any]:
+    """What is told of a pruned layer."""
+    weights = math.prod(site.shape)
+    told = {"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights}
+    return {**told, "neighbourhoods": site.count, "target": spec.sparsity}
 
 
 def _check_shared(specs: Sequence[RunSpec]) -> None:

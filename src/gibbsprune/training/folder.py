@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from .spec import RunSpec
 
 FORMAT = 1
 #: What ``run.json`` says beside the runs.
-ABOUT = {"versions": dict, "hardware": dict, "options": dict, "resumed": list, "device": str, "data_sha256": str,
-         "ranks": int, "logs": dict}  # fmt: skip
+ABOUT: dict[str, type] = dict.fromkeys(("versions", "hardware", "options", "logs"), dict)
+ABOUT |= {"resumed": list, "device": str, "data_sha256": str, "ranks": int}
 #: What a run writes into its folder.
-OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "model.safetensors", "masks.safetensors", "kept.safetensors",
-             "summary.md")  # fmt: skip
+TENSORS = ("model.safetensors", "masks.safetensors", "kept.safetensors")
+OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "summary.md", *TENSORS)
 OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard", "wandb")
 PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
 
@@ -139,6 +139,15 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Locked within; what another process holds is :class:`Busy`."""
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def write_record(self) -> None:
         """Writes ``run.json`` as it stands."""
         write_json(self.path / "run.json", self.record)
@@ -195,7 +204,6 @@ def strangers(path: Path) -> list[str]:
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Deletes a run's folder; anything that is not one is refused."""
-    folder = RunFolder.open(path)
-    folder.lock()
-    folder.unlock()
+    with RunFolder.open(path).held():
+        pass
     shutil.rmtree(os.fspath(path))

@@ -31,7 +31,8 @@ class FusedLinear(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.runs = len(layers)
+        self.runs = self.groups = len(layers)
+        self.in_features = self.runs * layers[0].in_features
         self.weight = _joined([layer.weight for layer in layers])
         biases = [layer.bias for layer in layers if layer.bias is not None]
         self.bias = _joined(biases) if biases else None

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_one_of
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..text import told
-from .environment import require
 from .folder import RunFolder
 from .session import Record
 from .spec import RunSpec
@@ -112,7 +111,7 @@ def check_packages(names: Sequence[str]) -> None:
     """Refuses logs that there are not, or whose package is missing."""
     for name in names:
         check_one_of("--log", name, LOGS)
-        require(name, f"for --log {name}", name)
+        needed(name, f"--log {name}", name)
 
 
 class Logs:

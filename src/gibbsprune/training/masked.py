@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..data.arrays import Arrays
-from ..importance import add_gradient, add_inputs, by_inputs, channel_axis
+from ..importance import Score
 from ..masking import Masked, attach
 from ..weights import Layer, layer_named
 from .fuse import fuse, share
@@ -39,7 +39,7 @@ class MaskedNetwork:
         self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
         soft = any(s.how.soft_threshold(s) for s in specs)
         self.importance = [spec.how.importance(spec) for spec in specs]
-        self.scores: dict[tuple[str, str], Tensor] = {}  # by importance and layer, of all runs, where one wants it
+        self.scores: dict[tuple[str, str], Score] = {}  # by importance and layer, of all runs, where one wants it
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
@@ -52,17 +52,18 @@ class MaskedNetwork:
                 self.extras[name] = masked.extra
             if masked.lost is not None:
                 self.lost[name] = masked.lost
-            for kind in dict.fromkeys(self.importance):
-                if kind != "magnitude":
-                    self._watch(name, kind, masked)
+            masked.scores = nn.ModuleDict()  # a checkpoint holds them as it does batch-norm statistics
+            for kind in sorted(set(self.importance) - {"magnitude"}):
+                score = self.scores[kind, name] = Score(kind, layer.module, layer.stored, masked.seeing)
+                masked.scores[kind] = score
         precision = specs[0].precision
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
 
     def _soft(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Soft:
         """A layer of which some runs learn a soft threshold."""
-        starts = [found[0] if (found := s.how.soft_threshold(s)) and name in own else OFF
-                  for s, own in zip(self.specs, self.names)]  # fmt: skip
+        found = [s.how.soft_threshold(s) if name in own else None for s, own in zip(self.specs, self.names)]
+        starts = [one[0] if one else OFF for one in found]
         masked = Soft(weight, gradient, torch.tensor(starts), survivors)
         self.levels[name] = masked.level
         return masked
@@ -100,44 +101,13 @@ class MaskedNetwork:
         stored = {name: self.stored(name).detach() for name in self.masks}
         return [share(stored[name], k, self.runs) for name, k, _ in self.sites]
 
-    def _watch(self, name: str, kind: str, masked: Masked) -> None:
-        """Room for the scores of a layer; a checkpoint holds it as it does batch-norm statistics."""
-        module = self.layers[name].module
-        inputs = next(
-            site.shape[0 if site.structure.transposed else 1] for other, _, site in self.sites if other == name
-        )
-        count = inputs * int(getattr(module, "groups", 1)) if hasattr(module, "groups") else inputs * self.runs
-        shape = self.stored(name).shape if kind == "taylor" else (count,)
-        masked.register_buffer(kind, torch.zeros(shape, device=self.device), persistent=False)
-        self.scores[kind, name] = value = masked.get_buffer(kind)
-        if kind == "wanda":
-
-            def look(layer: nn.Module, given: tuple[Tensor, ...], axis: int = channel_axis(module)) -> None:
-                if layer.training:
-                    add_inputs(value, given[0], axis)
-
-            module.register_forward_pre_hook(look)
-
-    @torch.no_grad()
-    def observe(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], through: Tensor) -> None:
-        """Adds a step's gradients to the scores; in the runs ``through`` masked weights have one, too."""
-        found = {id(p): g for p, g in zip(parameters, gradients)}
-        for (kind, name), score in self.scores.items():
-            if kind == "taylor":
-                stored, mask = self.stored(name), self.masks[name].view(self.runs, -1)
-                add_gradient(score, stored, found[id(stored)], (mask | through).view_as(score))
-
     def judged(self) -> list[Tensor]:
         """What the laws of the sites are of: their weights, or the scores in their place."""
         values = self.weights()
-        for i, (name, k, _) in enumerate(self.sites) if self.scores else ():
-            kind, module = self.importance[k], self.layers[name].module
-            if kind == "taylor":
-                values[i] = share(self.scores[kind, name], k, self.runs)
-            elif kind == "wanda":
-                groups = int(getattr(module, "groups", self.runs)) // self.runs
-                norms = share(self.scores[kind, name], k, self.runs)
-                values[i] = by_inputs(values[i], norms, groups, bool(getattr(module, "transposed", False)))
+        found = {key: score(self.stored(key[1])) for key, score in self.scores.items()}
+        for i, (name, k, _) in enumerate(self.sites) if found else ():
+            if (key := (self.importance[k], name)) in found:
+                values[i] = share(found[key], k, self.runs)
         return values
 
     def mask_views(self) -> list[Tensor]:
@@ -151,22 +121,21 @@ class MaskedNetwork:
 
     def buffers(self) -> dict[str, Tensor]:
         """Batch-norm statistics and scores; masks are drawn anew at every step, or held."""
-        masks = {id(buffer) for part in self.model.modules() if isinstance(part, Masked) for buffer in part.buffers()}
-        masks -= {id(score) for score in self.scores.values()}
+        parts = [part for part in self.model.modules() if isinstance(part, Masked)]
+        masks = {id(buffer) for part in parts for buffer in part.buffers(recurse=False)}
         return {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) not in masks}
 
     def run_state(self, k: int) -> dict[str, Tensor]:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
-        state = self.model.state_dict(keep_vars=True)
-        held = {id(mask) for mask in self.masks.values()}
-        masks = {name for name, tensor in state.items() if id(tensor) in held}
-        levels = set(map(id, self.levels.values()))
-        under = [name.removesuffix("0.mask") for name in masks]  # …parametrizations.weight.
-        plain = {f"{prefix}original": prefix.replace("parametrizations.", "").removesuffix(".") for prefix in under}
+        parts = [part for part in self.model.modules() if isinstance(part, Masked)]
+        ours = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
+        stored = {id(layer.stored) for layer in self.layers.values()}  # as ….parametrizations.weight.original
         return {
-            plain.get(name, name): share(tensor.detach(), k, self.runs)
-            for name, tensor in state.items()
-            if name not in masks and id(tensor) not in levels
+            name.replace("parametrizations.", "").removesuffix(".original") if id(tensor) in stored else name: share(
+                tensor.detach(), k, self.runs
+            )
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+            if id(tensor) not in ours
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:

@@ -37,9 +37,8 @@ class FlatOptimizer:
             parameter.data = value.view(parameter.shape)
         # The run of every element: inside a fused tensor the runs follow one another.
         self.runs = runs
-        index = [torch.arange(runs, dtype=torch.uint8 if runs < 256 else torch.int32).repeat_interleave(size // runs)
-                 for size in sizes]  # fmt: skip
-        self.run = torch.cat(index).to(device)
+        each = torch.arange(runs, dtype=torch.uint8 if runs < 256 else torch.int32)
+        self.run = torch.cat([each.repeat_interleave(size // runs) for size in sizes]).to(device)
         decay = [torch.full((size,), recipe.weight_decay if on else 0.0) for size, on in zip(sizes, decayed)]
         self.decay = torch.cat(decay).to(device)
         self.penalty: Tensor | None = None

@@ -16,10 +16,9 @@ from .session import Session
 def records(session: Session, finals: Sequence[dict[str, Any]], source: str | None = None) -> list[dict[str, Any]]:
     """The result of each run of a session that has ended, from what its fleet's ``finish`` says."""
     fleet = session.fleet
-    shared = {
-        "fleet": len(fleet.specs), "seconds": round(session.spent, 1),
-        "environment": {**describe_environment(fleet.device), "training": fleet.how}, "revision": source or revision(),
-    }  # fmt: skip
+    environment = {**describe_environment(fleet.device), "training": fleet.how}
+    shared = {"fleet": len(fleet.specs), "seconds": round(session.spent, 1), "environment": environment}
+    shared["revision"] = source or revision()
     return [
         result.make(spec, {**final, "epochs": spec.total_epochs, "curve": curve, **shared})
         for spec, final, curve in zip(fleet.specs, finals, session.curves())

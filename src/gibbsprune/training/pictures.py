@@ -36,8 +36,8 @@ def save(figure: Any, path: Path) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-def tidy(axes: Any, title: str, xlabel: str = "epoch") -> None:
-    axes.set_title(title, loc="left", fontsize=11)
+def tidy(axes: Any, title: str, xlabel: str = "epoch", size: int = 11) -> None:
+    axes.set_title(title, loc="left", fontsize=size)
     axes.set_xlabel(xlabel)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)

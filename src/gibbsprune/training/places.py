@@ -11,19 +11,17 @@ import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
-from functools import total_ordering
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import temporary_name
 
 #: Filesystems on which a file takes its name in one step by a rename; elsewhere one put is that step.
 RENAMING = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 
 
-@total_ordering
 class Remote:
     """A file or folder of an fsspec filesystem, by its URL."""
 
@@ -39,9 +37,6 @@ class Remote:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Remote) and other.url == self.url
-
-    def __lt__(self, other: Remote) -> bool:
-        return self.url < other.url
 
     def __hash__(self) -> int:
         return hash(self.url)
@@ -93,11 +88,8 @@ class Remote:
         with _plain_errors():
             return bytes(self.fs.cat_file(self.path))
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
-
     def write_bytes(self, content: bytes) -> None:
-        """Write the whole file at once; readers see the old content or the new one."""
+        """Writes the whole file at once; readers see the old content or the new one."""
         protocol = self.fs.protocol if isinstance(self.fs.protocol, str) else self.fs.protocol[0]
         with _plain_errors():
             if protocol not in RENAMING:
@@ -136,7 +128,7 @@ def files(folder: Place, pattern: str) -> list[Place]:
 
 
 def remove_folder(folder: Place) -> None:
-    """Delete a folder with all that is in it, as far as that is possible."""
+    """Deletes a folder with all that is in it, as far as that is possible."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -150,10 +142,7 @@ def shared(where: Place) -> bool:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-    except ImportError:
-        raise UserError(f"{url} needs the package fsspec; install it with: pip install 'gibbsprune[cluster]'") from None
+    fsspec = needed("fsspec", url, "cluster")
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:  # such as s3fs, which fsspec names

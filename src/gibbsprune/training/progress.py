@@ -7,17 +7,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
 
 from ..text import clock
-
-Record = dict[str, Any]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def mean(records: Sequence[Record], key: str) -> float:
+def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
     """The mean of one quantity over the runs of a fleet; NaN where no run has it."""
     values = [float(r[key]) for r in records if r.get(key) is not None]
     return sum(values) / len(values) if values else math.nan
@@ -42,43 +40,14 @@ def _shown(value: float, form: str, unit: str = "") -> str:
     return "–" if math.isnan(value) else format(value, form) + unit
 
 
-class PlainProgress:
-    """One line per epoch: for logs, pipes and terminals without rich."""
+class Lines:
+    """Lines of text. Where nobody reads any more, as after ``| head``, that is told once and the work goes on."""
 
-    def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream if stream is not None else sys.stdout
-        self.now = now
-        self.epochs = 0
-        self.first = 0
-        self.started = 0.0
-
-    def begin(self, title: str, epochs: int, done: int = 0) -> None:
-        """Announce a run of ``epochs`` epochs of which ``done`` are behind it."""
-        self.epochs, self.first, self.started = epochs, done, self.now()
-        self.note(title)
-
-    def step(self, done: int, total: int) -> None:
-        """Called within an epoch; nothing to say here."""
-
-    def left(self, number: int) -> float:
-        """Seconds still to go after epoch ``number`` (counted from 1), from the pace of this process."""
-        behind = number - self.first
-        return (self.now() - self.started) / behind * (self.epochs - number) if behind > 0 else math.nan
-
-    def epoch(self, number: int, records: Sequence[Record]) -> None:
-        """Report a finished epoch; ``records`` has one entry per run, and a fleet shows their mean."""
-        width = len(str(self.epochs))
-        parts = [
-            f"epoch {number:>{width}}/{self.epochs}",
-            "loss " + _shown(mean(records, "loss"), "7.4f"),
-            "accuracy " + _shown(100 * mean(records, "test_accuracy"), "6.2f", " %"),
-        ]
-        if not math.isnan(beta := mean(records, "beta")):
-            parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
-        self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def note(self, message: str) -> None:
-        """Print a line; where nobody reads any more, as after ``| head``, that is told once and the run goes on."""
+        """Prints a line."""
         try:
             print(message, file=self.stream, flush=True)
         except BrokenPipeError:
@@ -90,6 +59,54 @@ class PlainProgress:
         with contextlib.suppress(OSError):
             told = "nobody reads the output any more; the run goes on, and Ctrl-C stops it so that it can be resumed"
             print(f"gibbsprune: {told}", file=sys.stderr, flush=True)
+
+
+Shown = TypeVar("Shown", bound=Lines)
+
+
+def suited(live: Callable[[TextIO], Shown], plain: Callable[[TextIO], Shown], stream: TextIO | None = None) -> Shown:
+    """The live display where ``stream`` is a terminal and rich is installed, else plain lines."""
+    stream = stream if stream is not None else sys.stdout
+    if stream.isatty():
+        with contextlib.suppress(ImportError):
+            return live(stream)
+    return plain(stream)
+
+
+class PlainProgress(Lines):
+    """One line per epoch: for logs, pipes and terminals without rich."""
+
+    def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self.now = now
+        self.epochs = 0
+        self.first = 0
+        self.started = 0.0
+
+    def begin(self, title: str, epochs: int, done: int = 0) -> None:
+        """Announces a run of ``epochs`` epochs of which ``done`` are behind it."""
+        self.epochs, self.first, self.started = epochs, done, self.now()
+        self.note(title)
+
+    def step(self, done: int, total: int) -> None:
+        """Called within an epoch; nothing to say here."""
+
+    def left(self, number: int) -> float:
+        """Seconds still to go after epoch ``number`` (counted from 1), from the pace of this process."""
+        behind = number - self.first
+        return (self.now() - self.started) / behind * (self.epochs - number) if behind > 0 else math.nan
+
+    def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Reports a finished epoch; ``records`` has one entry per run, and a fleet shows their mean."""
+        width = len(str(self.epochs))
+        parts = [
+            f"epoch {number:>{width}}/{self.epochs}",
+            "loss " + _shown(mean(records, "loss"), "7.4f"),
+            "accuracy " + _shown(100 * mean(records, "test_accuracy"), "6.2f", " %"),
+        ]
+        if not math.isnan(beta := mean(records, "beta")):
+            parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
+        self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def close(self) -> None:
         """Finish; called once, also after an interruption."""
@@ -125,7 +142,7 @@ class RichProgress(PlainProgress):
     def step(self, done: int, total: int) -> None:
         self.bars.update(self.inner, completed=done, total=total)
 
-    def epoch(self, number: int, records: Sequence[Record]) -> None:
+    def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
         loss, accuracy, beta, agreement = (mean(records, key) for key in ("loss", "test_accuracy", "beta", "agreement"))
         self.history.append((loss, accuracy, beta, agreement))
         self.bars.update(self.whole, completed=number, extra=f"{clock(self.left(number))} left")
@@ -167,11 +184,5 @@ class RichProgress(PlainProgress):
 
 
 def make_progress(stream: TextIO | None = None) -> PlainProgress:
-    """The live display where ``stream`` is a terminal and rich is installed, else plain lines."""
-    stream = stream if stream is not None else sys.stdout
-    if stream.isatty():
-        try:
-            return RichProgress(stream)
-        except ImportError:
-            pass
-    return PlainProgress(stream)
+    """What shows how a run goes on."""
+    return suited(RichProgress, PlainProgress, stream)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
-from ..files import ReadError, parse_json, plain
+from ..files import ReadError, plain, read_json
 from .places import Place
 from .spec import RunSpec
 
@@ -42,23 +42,14 @@ def text(record: Mapping[str, Any]) -> str:
 
 def read(file: Place) -> dict[str, Any]:
     """The record in a file, checked against the schema and against its own name."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ReadError(f"{file} cannot be read: {error.strerror or error}") from None
-    return parse(content, str(file))
-
-
-def parse(content: bytes, name: str) -> dict[str, Any]:
-    """The record in the bytes of a file, which is told of as ``name``."""
-    record = parse_json(content, name)
+    record = read_json(file)
     try:
         check(record)
         own = RunSpec.from_dict(record["spec"]).name()
     except (UserError, TypeError, ValueError, AttributeError) as error:
-        raise ReadError(f"{name}: {error}") from None
+        raise ReadError(f"{file}: {error}") from None
     if own != record["name"]:
-        raise ReadError(f"{name} does not hold the run that it names")
+        raise ReadError(f"{file} does not hold the run that it names")
     return record
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from ..law import Law
 from ..samplers import stream
 from .fuse import share
 from .masked import MaskedNetwork
-from .methods import Rising, Rule
+from .methods import MaskRule, Rising
 from .spec import RunSpec
 
 
@@ -27,7 +27,7 @@ class Masks:
         sites = [site for _, _, site in network.sites]
         self.held = [torch.ones(site.shape, dtype=torch.bool, device=device) for site in sites]
         self.warm = [i for i, site in enumerate(sites) if site.warm]
-        self.rules: list[tuple[Rule, list[int]]] = []
+        self.rules: list[tuple[MaskRule, list[int]]] = []
         kinds = [(spec.how, spec.how.cold(spec)) for spec in specs]
         for how, cold in dict.fromkeys(kinds):
             mine = [i for i, site in enumerate(sites) if kinds[site.run] == (how, cold) and site.sparsity > 0]
@@ -93,22 +93,16 @@ class Masks:
     def draw(self) -> None:
         """A fresh mask for every layer whose method draws one; the others keep theirs."""
         weights, views = self.network.judged(), self.network.mask_views()
-        jobs = [self._job(rule, places, weights, views) for rule, places in self.rules]
+        jobs = []
+        for rule, places in self.rules:  # warm chains go on from the masks that are in place
+            going = {"before": [views[i] for i in places]} if self.warm and isinstance(rule, Law) else {}
+            jobs.append(partial(rule.draw, [weights[i] for i in places], self.betas, self.streams, **going))
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
         self._fill_gradients(weights)
         self.shrink(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
-
-    def _job(
-        self, rule: Rule, places: Sequence[int], weights: Sequence[Tensor], masks: Sequence[Tensor]
-    ) -> Callable[[], list[Tensor]]:
-        """A draw of one rule; warm chains go on from ``masks``."""
-        mine = [weights[i] for i in places]
-        if self.warm and isinstance(rule, Law):
-            return partial(rule.draw, mine, self.betas, self.streams, before=[masks[i] for i in places])
-        return partial(rule.draw, mine, self.betas, self.streams)
 
     @torch.no_grad()
     def keep_chains(self) -> None:

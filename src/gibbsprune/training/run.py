@@ -19,11 +19,11 @@ import torch
 
 from .. import data
 from ..data.arrays import Arrays
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import ReadError, WriteError
 from ..text import command as as_typed
 from . import checkpoint
-from .environment import describe_environment, fingerprint, require, resolve_device, suitable_threads
+from .environment import describe_environment, fingerprint, resolve_device, suitable_threads
 from .finished import check_trust, identified, images_of
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
@@ -98,12 +98,10 @@ def start(
         compare_data(ranks, arrays)
         with suitable_threads(arrays, where):
             fleet = Fleet(specs, arrays, device=where, autotune=options.autotune, ranks=ranks)
-            about = {
-                "command": command, "started": _now(), "seeds": [spec.seed for spec in specs], "device": str(where),
-                "ranks": ranks.size, "data_sha256": fingerprint(arrays), "images": images_of(arrays, specs[0]),
-                "options": asdict(options),
-                **describe_environment(where), "resumed": [],
-            }  # fmt: skip
+            about: dict[str, Any] = {"command": command, "started": _now(), "seeds": [spec.seed for spec in specs]}
+            about |= {"device": str(where), "ranks": ranks.size, "data_sha256": fingerprint(arrays)}
+            about |= {"images": images_of(arrays, specs[0]), "options": asdict(options)}
+            about |= {**describe_environment(where), "resumed": []}
             folder = RunFolder.create(path, specs, about)
             try:
                 return _drive(fleet, folder, options, interrupt, progress, ranks, None)
@@ -135,10 +133,9 @@ def resume(
         return Outcome(Path(path), given["results"] or _follow(specs, ranks, given["autotune"], given["state"]))
     folder = RunFolder.open(path)
     check_trust(folder.specs, folder.path, trust)
-    folder.lock()
     progress = progress or make_progress()
     shared: dict[str, Any] = {"runs": folder.record["runs"], "results": None, "state": None}
-    try:
+    with folder.held():
         if folder.finished():
             progress.note(f"{folder.path} is already finished")
             shared["results"] = folder.results()
@@ -161,8 +158,6 @@ def resume(
                 again = {"time": _now(), "epoch": epoch, "command": command, "ranks": ranks.size}
                 folder.record["resumed"] = [*folder.told("resumed"), again]
                 return _drive(fleet, folder, options, interrupt, progress, ranks, state)
-    finally:
-        folder.unlock()
 
 
 def _drive(
@@ -175,10 +170,8 @@ def _drive(
     state: dict[str, Any] | None,
 ) -> Outcome:
     """Trains what is left of the epochs, then writes the final files."""
-    session = Session(
-        fleet, folder.checkpoints, save_every=options.checkpoint_epochs, save_seconds=options.checkpoint_seconds,
-        ranks=ranks,
-    )  # fmt: skip
+    every, seconds = options.checkpoint_epochs, options.checkpoint_seconds
+    session = Session(fleet, folder.checkpoints, save_every=every, save_seconds=seconds, ranks=ranks)
     if state is not None:
         session.load(state)
     logs = Logs(options.log, folder, fleet.epoch, progress.note)
@@ -278,7 +271,7 @@ def _take_threads(folder: RunFolder) -> None:
 
 
 def _check_packages(options: Options) -> None:
-    require("safetensors", "to save the trained model")
+    needed("safetensors", "a run", "demo")
     check_packages(options.log)
 
 

@@ -21,15 +21,13 @@ from .places import Place
 from .ranks import ALONE, Ranks
 
 MARGIN = 5.0  # seconds of a session's time that are not planned with
-STARTS = {"cuda": 60.0}  # seconds until a fleet's first step, which compiles on a GPU
-START = 2.0  # the same elsewhere
 
 Record = dict[str, Any]
 
 
 def start_seconds(kind: str) -> float:
-    """How long a fleet takes to its first step on a kind of device, before one was seen there."""
-    return STARTS.get(kind, START)
+    """How long a fleet takes to its first step on a kind of device, before one was seen there: a GPU's compiles."""
+    return 60.0 if kind == "cuda" else 2.0
 
 
 class Watch:
@@ -136,14 +134,11 @@ class Session:
         self.watch.drawn(fleet)
         tested = fleet.evaluate()
         self.allowed.tested()
-        records = [
-            None if fleet.epoch <= wait else {
-                "epoch": fleet.epoch - wait, **train, **{f"test_{key}": value for key, value in test.items()},
-                "seconds": round(time.monotonic() - began, 4),
-            }
-            for train, test, wait in zip(trained, tested, fleet.waits)
-        ]  # fmt: skip
-        for past, record in zip(self.history, records):
+        took, records = round(time.monotonic() - began, 4), list[Record | None]()
+        for past, train, test, wait in zip(self.history, trained, tested, fleet.waits):
+            told = {f"test_{key}": value for key, value in test.items()}
+            record = {"epoch": fleet.epoch - wait, **train, **told, "seconds": took} if fleet.epoch > wait else None
+            records.append(record)
             past.extend([record] if record is not None else [])
         self.watch.tested(self, records)
         return records
@@ -155,8 +150,7 @@ class Session:
 
     def curves(self) -> list[list[Record]]:
         """The tested epochs of each run, less their times."""
-        return [[{key: value for key, value in record.items() if key != "seconds"} for record in past]
-                for past in self.history]  # fmt: skip
+        return [[{key: record[key] for key in record if key != "seconds"} for record in past] for past in self.history]
 
 
 class Allowance:
@@ -206,10 +200,9 @@ def _is_history(found: Any, runs: int) -> bool:
     """Whether it is one list of tested epochs per run, each with plain values by name."""
     if not isinstance(found, list) or len(found) != runs or not all(isinstance(past, list) for past in found):
         return False
-    plain = (int, float, str, type(None))
-    return all(isinstance(record, dict) and isinstance(record.get("epoch"), int)
-               and all(isinstance(value, plain) for value in record.values())
-               for past in found for record in past)  # fmt: skip
+    records, plain = [record for past in found for record in past], (int, float, str, type(None))
+    sound = all(isinstance(record, dict) and isinstance(record.get("epoch"), int) for record in records)
+    return sound and all(isinstance(value, plain) for record in records for value in record.values())
 
 
 def all_diverged(records: Sequence[Record | None]) -> bool:

@@ -59,7 +59,7 @@ def picture(mask: torch.Tensor) -> tuple[np.ndarray, tuple[int, int]]:
 
 
 def save_snapshot(folder: Place, masks: Mapping[str, torch.Tensor], epoch: int, beta: float) -> None:
-    """Keep the mask of the chosen layer under ``folder``; a run without masks keeps nothing."""
+    """Keeps the mask of the chosen layer under ``folder``; a run without masks keeps nothing."""
     layer = choose_layer(masks)
     if layer is None:
         return

@@ -65,12 +65,10 @@ class Jobs:
 
     def job(self, fleet: Planned, device: str, seconds: float) -> Job:
         orders = self.orders
-        return Job(
-            folder=str(absolute(fleet.folder)), results=str(absolute(orders.results)), device=device,
-            ends=time.time() + seconds, evaluate_every=orders.evaluate_every,
-            checkpoint_seconds=orders.checkpoint_seconds, revision=self.revision, keep=self.keep,
-            autotune=orders.autotune, path=self.path,
-        )  # fmt: skip
+        same = {name: getattr(orders, name) for name in ("evaluate_every", "checkpoint_seconds", "autotune")}
+        places = str(absolute(fleet.folder)), str(absolute(orders.results))
+        ends = time.time() + seconds
+        return Job(*places, device, ends, **same, revision=self.revision, keep=self.keep, path=self.path)
 
 
 def absolute(where: Place) -> Place:
@@ -81,7 +79,15 @@ def absolute(where: Place) -> Place:
 def workers_of(
     orders: Orders, sweep: Sweep, keep: list[str] | None, display: Display, planning: bool = False
 ) -> Workers:
-    """The workers that were ordered; for ``planning`` alone, one that can try steps here."""
+    """The workers that were ordered.
+
+    Args:
+        orders: what is to be done.
+        sweep: what they are for.
+        keep: the runs whose folders are kept; None: all.
+        display: what shows what they tell.
+        planning: one that can try steps here is enough.
+    """
     alone = planning or (orders.engine == "local" and not orders.several)
     for where in (orders.results, orders.work):
         if not alone and not shared(where):

@@ -7,11 +7,11 @@ import os
 import socket
 import sys
 import time
-from importlib import metadata
 from typing import Any
 
 import torch
 
+from ... import __version__
 from ...data.arrays import Arrays
 from ...errors import UserError
 from ...files import Busy
@@ -38,21 +38,13 @@ class Board:
         return events
 
 
-def version() -> str:
-    """The version of gibbsprune that is installed here."""
-    try:
-        return metadata.version("gibbsprune")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def train(job: fleets.Job, arrays: Arrays, board: Any, threads: int, wanted: str) -> bool:
     """Trains a fleet from where it was; False if its budget ended first."""
     import ray
 
     host, folder = socket.gethostname(), place(job.folder)
-    if version() != wanted:
-        raise UserError(f"gibbsprune is {version()} on {host}, but {wanted} where the sweep is run")
+    if __version__ != wanted:
+        raise UserError(f"gibbsprune is {__version__} on {host}, but {wanted} where the sweep is run")
     if not (folder / "run.json").exists():
         raise UserError(f"{host} does not see {folder}; results and work must lie where every node reaches them")
     torch.set_num_threads(threads)

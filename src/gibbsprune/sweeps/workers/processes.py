@@ -74,16 +74,14 @@ class Processes:
 
     def submit(self, fleet: Planned, seconds: float) -> None:
         if isinstance(fleet.folder, Path):
-            held = RunFolder(fleet.folder)
-            held.lock()  # or it is said to be busy now, and not by the worker
-            held.unlock()
+            with RunFolder(fleet.folder).held():  # or it is said to be busy now, and not by the worker
+                pass
         device = min(self.devices, key=[running.device for running in self.fleets.values()].count)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"], env=self.environment,
-            text=True, encoding="utf-8", errors="replace",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C is this process's; it stops them once
-        )  # fmt: skip
+        command = [sys.executable, "-m", "gibbsprune.sweeps.workers.processes"]
+        how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        how |= {"text": True, "encoding": "utf-8", "errors": "replace", "env": self.environment}
+        # In a session of its own: a Ctrl-C is this process's; it stops them once.
+        process = subprocess.Popen(command, **how, start_new_session=True)
         reader = threading.Thread(target=self._read, args=(fleet.folder, process), daemon=True)
         self.fleets[fleet.folder] = _Running(fleet, process, reader, device)
         reader.start()

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ... import data
-from ...errors import UserError
+from ... import __version__, data
+from ...errors import UserError, needed
 from ...text import first_line
 from ...training.places import Place
 from ...training.spec import RunSpec
@@ -31,7 +31,8 @@ class OnRay:
         orders = jobs.orders
         if orders.device not in ("auto", "cpu", "cuda"):
             raise UserError(f"--device is {orders.device!r}, but on a cluster it must be auto, cpu or cuda")
-        self.ray, self.jobs, self.orders, self.display = _import_ray(), jobs, orders, display
+        self.ray, self.jobs = needed("ray", "--engine ray", "cluster"), jobs
+        self.orders, self.display = orders, display
         self.ours = not self.ray.is_initialized()
         if self.ours:
             _connect(self.ray, orders.address)
@@ -57,10 +58,9 @@ class OnRay:
     def _say_room(self) -> None:
         alive, room = len(self._nodes()), self._capacity()
         share = f"{self.share['num_cpus']:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
-        self.display.text(
-            f"{alive} {'node' if alive == 1 else 'nodes'}, room for {room} fleets of {share} at a time" if room
-            else f"no node of the cluster has {share} free for a fleet; waiting for one that has"
-        )  # fmt: skip
+        nodes = f"{alive} {'node' if alive == 1 else 'nodes'}, room for {room} fleets of {share} at a time"
+        full = f"no node of the cluster has {share} free for a fleet; waiting for one that has"
+        self.display.note(nodes if room else full)
 
     @property
     def gpus(self) -> float:
@@ -114,7 +114,7 @@ class OnRay:
         job, threads = self.jobs.job(fleet, self.device, seconds), max(1, int(self.orders.cpus))
         task = self._task(node.train, max_retries=0, name=fleet.folder.name)
         arrays = self._data(fleet.specs[0].data)
-        self.fleets[fleet.folder] = fleet, task.remote(job, arrays, self.board, threads, node.version())
+        self.fleets[fleet.folder] = fleet, task.remote(job, arrays, self.board, threads, __version__)
 
     def poll(self) -> list[Ended]:
         folders = {task: folder for folder, (_, task) in self.fleets.items()}
@@ -140,14 +140,14 @@ class OnRay:
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 return Ended(folder, specs, failed=str(error.cause))
-            self.display.text(str(error))  # with the worker's traceback
+            self.display.note(str(error))  # with the worker's traceback
             return Ended(folder, specs, failed=f"{type(error.cause).__name__} on its worker; the lines above say where")
         except errors.RayError as error:  # the worker or its node is gone
             return Ended(folder, specs, lost=type(error).__name__)
 
     def close(self) -> None:
         if self.fleets:
-            self.display.text(f"stopping {len(self.fleets)} fleets; each saves where it is")
+            self.display.note(f"stopping {len(self.fleets)} fleets; each saves where it is")
             tasks = [task for _, task in self.fleets.values()]
             for task in tasks:
                 self.ray.cancel(task)
@@ -155,16 +155,6 @@ class OnRay:
             self._show()
         if self.ours:
             self.ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UserError(
-            "--engine ray needs the package ray; install it with: pip install 'gibbsprune[cluster]'"
-        ) from None
-    return ray
 
 
 def _connect(ray: Any, address: str | None) -> None:

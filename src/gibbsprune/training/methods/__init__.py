@@ -11,7 +11,7 @@ from .gradual import Gradual
 from .l1 import L1
 from .lottery import Lottery
 from .magnitude import Magnitude
-from .method import Method, Phase, Rising, Rule, Setting
+from .method import MaskRule, Method, Phase, Rising, Setting
 from .random_mask import RandomMask
 from .reinit import Reinit
 from .rewinding import Rewinding
@@ -20,13 +20,11 @@ from .soft_threshold import SoftThreshold
 from .targeted_dropout import TargetedDropout
 from .thinet import ThiNet
 
-__all__ = ["METHODS", "Method", "Phase", "Rising", "Rule", "Setting", "method"]
+__all__ = ["METHODS", "MaskRule", "Method", "Phase", "Rising", "Setting", "method"]
 
-METHODS: dict[str, Method] = {
-    m.name: m
-    for m in (Gibbs(), Dense(), L1(), Magnitude(), Lottery(), TargetedDropout(), FilterL1(), ThiNet(), RandomMask(),
-              Reinit(), Gradual(), Feedback(), RigL(), Rewinding(), SoftThreshold())
-}  # fmt: skip
+_PAPER = (Gibbs, Dense, L1, Magnitude, Lottery, TargetedDropout, FilterL1, ThiNet, RandomMask, Reinit)
+_LATER = (Gradual, Feedback, RigL, Rewinding, SoftThreshold)
+METHODS: dict[str, Method] = {kind.name: kind() for kind in (*_PAPER, *_LATER)}
 
 
 def method(name: str) -> Method:

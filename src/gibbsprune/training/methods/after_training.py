@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...checks import bad, number, optional, or_word, text
+from ...checks import bad, number, or_word
 from ...errors import UserError
 from ...site import Site
-from .method import REWIND, Method, Phase, Setting, is_file, training
+from .method import REWIND, Method, Phase, Setting, is_file, starting, training
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 #: of 22 steps, the best of 0.01, 0.1 and 0.3 on images held out of the training set (two seeds).
 SHARES = {"digits": 0.3}
 
-TUNE_RATE = Setting(or_word(number(0, above=True), REWIND),
-                    "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3), or 'rewind': training's last",
-                    lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr, "lr")  # fmt: skip
-SOURCE = Setting(optional(text()), "start from this finished dense run, or .safetensors file, instead of training one",
-                 lambda spec: None, "from.")  # fmt: skip
-
+TUNE_RATE = Setting(
+    or_word(number(0, above=True), REWIND),
+    "learning rate of fine-tuning (0.01 of the recipe's; digits 0.3), or 'rewind': training's last",
+    lambda spec: SHARES.get(spec.recipe.name, 0.01) * spec.recipe.lr,
+    "lr",
+)
+SOURCE = starting("start from this finished dense run, or .safetensors file, instead of training one")
 
 #: Fields of a recipe that say nothing about a training without drawn masks.
 UNUSED = ("name", "anneal", "beta_start", "beta_end", "anneal_epochs")

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...checks import number
 from ...schedules import ANNEALED
 from ...structures import KINDS
 from ...threshold import converged_mask
 from .gibbs import ALLOCATION, check_allocation
 from .magnitude import share_largest
-from .method import Method, Setting
+from .method import SHARE, Method, Setting
 
 if TYPE_CHECKING:
     from ..replica import Replica
@@ -28,10 +27,7 @@ class Gradual(Method):
     structures = KINDS
     settings = {
         "until": Setting(
-            number(0, 1, above=True),
-            f"gradual: share of training after which the sparsity is reached ({ANNEALED})",
-            lambda spec: ANNEALED,
-            "u",
+            SHARE, f"gradual: share of training after which the sparsity is reached ({ANNEALED})", ANNEALED, "u"
         ),
         "allocation": ALLOCATION,
     }

@@ -15,7 +15,7 @@ class L1(Method):
     name = "l1"
     about = "an l1 penalty while training, magnitude pruning at the end"
     structures = ("weight",)
-    settings = {"penalty": Setting(number(0), "l1: λ of the penalty λ·Σ|w| (0.001)", lambda spec: 1e-3, "l")}
+    settings = {"penalty": Setting(number(0), "l1: λ of the penalty λ·Σ|w| (0.001)", 1e-3, "l")}
     ends_with = "converged"
 
     def penalty(self, spec: RunSpec) -> float:

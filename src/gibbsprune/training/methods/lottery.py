@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...checks import optional, text, whole
+from ...checks import bad, optional, whole
 from ...errors import UserError
 from ...site import Site
 from .after_training import AfterTraining, check_recipe
 from .magnitude import largest
-from .method import Phase, Setting, training
+from .method import Phase, Setting, starting, training
 
 if TYPE_CHECKING:
     from ..finished import Finished
@@ -32,21 +32,28 @@ class Lottery(AfterTraining):
     structures = ("weight",)
     keeps = ("early", "trained")
     settings = {
-        "rounds": Setting(whole(1), "lottery: how often to prune, rewind and train again (3)", lambda spec: 3, "r"),
-        "rewind_step": Setting(optional(whole(1)), "lottery: rewind to the values after so many steps "
-                               f"({REWIND}, or a tenth of training where that is less)", lambda spec: None, "k"),
-        "round": Setting(optional(whole(0)), "lottery: this round alone, from the one before; 0: the first training "
-                         "(all, one after the other)", lambda spec: None, "round"),
-        "from": Setting(optional(text()), "start after the first training of this finished lottery run, or after its "
-                        "round", lambda spec: None, "from."),
-    }  # fmt: skip
+        "rounds": Setting(whole(1), "lottery: how often to prune, rewind and train again (3)", 3, "r"),
+        "rewind_step": Setting(
+            optional(whole(1)),
+            f"lottery: rewind to the values after so many steps ({REWIND}, or a tenth of training where that is less)",
+            None,
+            "k",
+        ),
+        "round": Setting(
+            optional(whole(0)),
+            "lottery: this round alone, from the one before; 0: the first training (all, one after the other)",
+            None,
+            "round",
+        ),
+        "from": starting("start after the first training of this finished lottery run, or after its round"),
+    }
 
     def check(self, spec: RunSpec) -> None:
         number, rounds, source = spec.setting("round"), spec.setting("rounds"), spec.setting("from")
         if number is None:
             return
         if number > rounds:
-            raise UserError(f"round is {number}, but there are {rounds} rounds")
+            raise bad("round", number, f"numbers up to the {rounds} rounds")
         if number and source is None:
             raise UserError(f"round {number} of a lottery needs 'from', the finished run of the round before")
         if not number and source is not None:
@@ -84,7 +91,7 @@ class Lottery(AfterTraining):
         if wanted is None:
             return min(REWIND, max(1, steps // 10))
         if wanted > steps:
-            raise UserError(f"rewind_step is {wanted}, but training has only {steps} steps")
+            raise bad("rewind_step", wanted, f"numbers up to the {steps} steps of training")
         return int(wanted)
 
     def start(self, run: Replica, source: Finished) -> None:

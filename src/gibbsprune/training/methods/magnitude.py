@@ -23,11 +23,15 @@ class Magnitude(AfterTraining):
     about = "train, then prune by magnitude in steps of 10 % with fine-tuning after each (Han et al.)"
     structures: ClassVar[tuple[str, ...]] = ("weight",)
     settings = {
-        "tune_epochs": Setting(whole(0), "epochs of fine-tuning after each step of pruning (a twentieth of training)",
-                               lambda spec: max(1, round(spec.recipe.epochs / 20)), "n"),
+        "tune_epochs": Setting(
+            whole(0),
+            "epochs of fine-tuning after each step of pruning (a twentieth of training)",
+            lambda spec: max(1, round(spec.recipe.epochs / 20)),
+            "n",
+        ),
         "tune_rate": TUNE_RATE,
         "from": SOURCE,
-    }  # fmt: skip
+    }
 
     def tunes(self, spec: RunSpec) -> list[Phase]:
         return [tuning(spec, spec.setting("tune_epochs"), f"tune {100 * p:g} %") for p in rates(spec.sparsity)]

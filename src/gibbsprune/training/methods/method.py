@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...budgets import Budget
-from ...checks import Parser, optional, text
+from ...checks import Parser, number, optional, text
 from ...errors import UserError
 from ...schedules import Schedule
 from ...site import Site
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..spec import RunSpec
 
 
+SHARE, BELOW_ONE = number(0, 1, above=True), number(0, 1, below=True)  # a share of training, a fraction of weights
 #: In place of a learning rate: those of the last epochs of training.
 REWIND = "rewind"
 
@@ -46,24 +47,35 @@ class Phase:
 
 @dataclass(frozen=True)
 class Setting:
-    """A parameter of a method: how it is read, what it means, its default (of a run's spec) and its short name."""
+    """A parameter of a method: how it is read, what it means, its default and its short name.
+
+    A default may be a value or a function of a run's spec; it is kept as the latter.
+    """
 
     parse: Parser
     meaning: str
-    default: Callable[[RunSpec], Any]
+    default: Any
     short: str
+
+    def __post_init__(self) -> None:
+        value = self.default
+        if not callable(value):
+            object.__setattr__(self, "default", lambda spec: value)
+
+
+def starting(meaning: str, short: str = "from.") -> Setting:
+    """A setting that names something to start from, or nothing."""
+    return Setting(optional(text()), meaning, None, short)
 
 
 #: Where any run may start: every method has these settings, unless it gives one a meaning of its own.
 START = {
-    "from": Setting(optional(text()), "start from the weights of this finished run or .safetensors file (new ones)",
-                    lambda spec: None, "from."),
-    "weights": Setting(optional(text()), "the SHA-256 that those weights must have, or its first digits (filled in)",
-                       lambda spec: None, "w"),
-}  # fmt: skip
+    "from": starting("start from the weights of this finished run or .safetensors file (new ones)"),
+    "weights": starting("the SHA-256 that those weights must have, or its first digits (filled in)", "w"),
+}
 
 
-class Rule(Protocol):
+class MaskRule(Protocol):
     """Draws the masks of many sites at every step; ``levels`` (β, α) and ``generators`` are per run."""
 
     def draw(
@@ -72,7 +84,7 @@ class Rule(Protocol):
 
 
 @runtime_checkable
-class Rising(Rule, Protocol):
+class Rising(MaskRule, Protocol):
     """A rule of which more than the level changes from epoch to epoch."""
 
     def set_epoch(self, epoch: int) -> None: ...
@@ -132,7 +144,7 @@ class Method:
         """How a layer is cut into neighbourhoods."""
         return layer.structure(spec.structure)
 
-    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Rule | None:
+    def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> MaskRule | None:
         """How the masks of these sites are drawn at every step; None: they are held.
 
         ``specs`` are per run; those of the sites are all cold, or none is.
@@ -200,8 +212,8 @@ def is_file(named: str) -> bool:
 
 def training(spec: RunSpec) -> Phase:
     """The whole recipe."""
-    return Phase("train", spec.recipe.total_epochs(spec.stretch),
-                 lambda epoch: spec.recipe.learning_rate(epoch, spec.stretch))  # fmt: skip
+    recipe, stretch = spec.recipe, spec.stretch
+    return Phase("train", recipe.total_epochs(stretch), lambda epoch: recipe.learning_rate(epoch, stretch))
 
 
 def rewound(spec: RunSpec, epochs: int, name: str = "retrain") -> Phase:

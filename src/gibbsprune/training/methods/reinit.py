@@ -23,7 +23,7 @@ class Reinit(Method):
     name = "reinit"
     structures = KINDS
     about = "the mask of a finished run (--from), new random weights, trained anew"
-    settings = {"from": Setting(text(), "take the masks of this finished run", lambda spec: None, "from.")}
+    settings = {"from": Setting(text(), "take the masks of this finished run", None, "from.")}
 
     def check(self, spec: RunSpec) -> None:
         if spec.setting("from") is None:

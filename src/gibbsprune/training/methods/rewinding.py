@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...budgets import ALLOCATIONS
-from ...checks import choice, number, whole
+from ...checks import choice, whole
 from .after_training import SOURCE, AfterTraining
 from .lottery import round_sparsity
 from .magnitude import share_largest
-from .method import Phase, Setting, rewound, training
+from .method import SHARE, Phase, Setting, rewound, training
 
 if TYPE_CHECKING:
     from ..replica import Replica
@@ -26,13 +26,13 @@ class Rewinding(AfterTraining):
     about = "train, prune by magnitude, train on with the learning rates from the first (Renda et al.)"
     structures = ("weight",)
     settings = {
-        "rounds": Setting(whole(1), "lr-rewinding: how often to prune and train again (1)", lambda spec: 1, "r"),
-        "repeat": Setting(number(0, 1, above=True), "lr-rewinding: share of training, its last, that is repeated (1)",
-                          lambda spec: 1.0, "b"),
-        "allocation": Setting(choice(*ALLOCATIONS), "lr-rewinding: how layers share the sparsity (global)",
-                              lambda spec: "global", ""),
+        "rounds": Setting(whole(1), "lr-rewinding: how often to prune and train again (1)", 1, "r"),
+        "repeat": Setting(SHARE, "lr-rewinding: share of training, its last, that is repeated (1)", 1.0, "b"),
+        "allocation": Setting(
+            choice(*ALLOCATIONS), "lr-rewinding: how layers share the sparsity (global)", "global", ""
+        ),
         "from": SOURCE,
-    }  # fmt: skip
+    }
 
     def tunes(self, spec: RunSpec) -> list[Phase]:
         epochs = max(1, round(spec.setting("repeat") * training(spec).epochs))

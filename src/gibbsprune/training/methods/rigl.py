@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ...budgets import Budget, Targets, site_shares, sparsity_keeping
-from ...checks import choice, number, whole
+from ...checks import choice, whole
 from ...threshold import kept_count
 from .magnitude import largest
-from .method import Method, Setting
+from .method import BELOW_ONE, SHARE, Method, Setting
 
 if TYPE_CHECKING:
     from ...threshold import Segments
@@ -38,14 +38,11 @@ class RigL(Method):
     about = "sparse from the start: the smallest weights go, others grow where the gradient is largest (Evci et al.)"
     structures = ("weight",)
     settings = {
-        "every": Setting(whole(1), "rigl: steps between two changes of the mask (100)", lambda spec: 100, "t"),
-        "fraction": Setting(number(0, 1, below=True), "rigl: of the active weights, which is exchanged at first (0.3)",
-                            lambda spec: 0.3, "a"),
-        "until": Setting(number(0, 1, above=True), "rigl: share of training after which the mask stays (0.75)",
-                         lambda spec: 0.75, "u"),
-        "allocation": Setting(choice("erk", "uniform"), "rigl: how layers share the sparsity (erk)",
-                              lambda spec: "erk", ""),
-    }  # fmt: skip
+        "every": Setting(whole(1), "rigl: steps between two changes of the mask (100)", 100, "t"),
+        "fraction": Setting(BELOW_ONE, "rigl: of the active weights, which is exchanged at first (0.3)", 0.3, "a"),
+        "until": Setting(SHARE, "rigl: share of training after which the mask stays (0.75)", 0.75, "u"),
+        "allocation": Setting(choice("erk", "uniform"), "rigl: how layers share the sparsity (erk)", "erk", ""),
+    }
 
     def gradient(self, spec: RunSpec) -> str:
         return "straight-through"

@@ -21,16 +21,26 @@ if TYPE_CHECKING:
     from ..spec import RunSpec
 
 
+def _start(spec: RunSpec) -> float:
+    return -4.0 if spec.recipe.optimizer == "adam" else -100.0
+
+
+def _decay(spec: RunSpec) -> float:
+    return 0.01 if spec.recipe.optimizer == "adam" else spec.recipe.weight_decay
+
+
 class SoftThreshold(Method):
     name = "str"
     about = "a soft threshold of each layer is learned with its weights (Kusupati et al.)"
     structures = ("weight",)
     settings = {
-        "start": Setting(number(-1e3, 0), "str: the level s from which thresholds σ(s) rise (sgd -100, adam -4)",
-                         lambda spec: -4.0 if spec.recipe.optimizer == "adam" else -100.0, "z"),
-        "level_decay": Setting(number(0), "str: weight decay of s, which raises them (sgd: the recipe's, adam 0.01)",
-                               lambda spec: 0.01 if spec.recipe.optimizer == "adam" else spec.recipe.weight_decay, "d"),
-    }  # fmt: skip
+        "start": Setting(
+            number(-1e3, 0), "str: the level s from which thresholds σ(s) rise (sgd -100, adam -4)", _start, "z"
+        ),
+        "level_decay": Setting(
+            number(0), "str: weight decay of s, which raises them (sgd: the recipe's, adam 0.01)", _decay, "d"
+        ),
+    }
 
     def phases(self, spec: RunSpec) -> list[Phase]:
         return [training(spec), Phase("end", 0, training(spec).rate)]

@@ -15,42 +15,52 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...checks import choice, flag, number
-from ...errors import UserError
+from ...checks import bad, choice, flag, number
 from ...samplers import Source
 from ...site import Site
 from ...threshold import Segments
-from .method import Method, Setting
+from .method import BELOW_ONE, SHARE, Method, Setting
 
 if TYPE_CHECKING:
     from ..spec import RunSpec
+
+
+def default_drop(spec: RunSpec) -> float:
+    """α in the end."""
+    if spec.setting("ramp") == "authors":
+        return 0.99
+    return 0.9 if spec.structure == "filter" else 0.75
 
 
 class TargetedDropout(Method):
     name = "targeted-dropout"
     about = "the lowest weights are dropped at random while training, and pruned at the end (Gomez et al.)"
     settings = {
-        "drop": Setting(number(0, 1), "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9; "
-                        "0.99 with ramp 'authors')", lambda spec: default_drop(spec), "a"),
-        "targeted": Setting(number(0, 1, below=True), "targeted-dropout: γ, the fraction targeted (the sparsity)",
-                            lambda spec: spec.sparsity, "g"),
-        "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", lambda spec: False, "ramping"),
-        "ramp": Setting(choice("none", "authors"), "targeted-dropout: 'authors': α and γ rise, then are held (none)",
-                        lambda spec: "none", "ramp."),
-        "until": Setting(number(0, 1, above=True), "targeted-dropout: share of training in which they rise (0.5)",
-                         lambda spec: 0.5, "u"),
-    }  # fmt: skip
+        "drop": Setting(
+            number(0, 1),
+            "targeted-dropout: α, with which a targeted one is dropped (0.75; filters 0.9; 0.99 with ramp 'authors')",
+            default_drop,
+            "a",
+        ),
+        "targeted": Setting(
+            BELOW_ONE, "targeted-dropout: γ, the fraction targeted (the sparsity)", lambda spec: spec.sparsity, "g"
+        ),
+        "ramping": Setting(flag(), "targeted-dropout: α rises from 0 to the sparsity", False, "ramping"),
+        "ramp": Setting(
+            choice("none", "authors"),
+            "targeted-dropout: 'authors': α and γ rise, then are held (none)",
+            "none",
+            "ramp.",
+        ),
+        "until": Setting(SHARE, "targeted-dropout: share of training in which they rise (0.5)", 0.5, "u"),
+    }
     ends_with = "converged"
 
     def check(self, spec: RunSpec) -> None:
         if spec.setting("ramping") and spec.setting("drop") != self.settings["drop"].default(spec):
-            raise UserError(
-                f"drop is {spec.setting('drop'):g}, but with ramping α rises to the sparsity; give one of them"
-            )
+            raise bad("drop", spec.setting("drop"), "none with ramping, in which α rises to the sparsity")
         if spec.setting("ramping") and spec.setting("ramp") != "none":
-            raise UserError(
-                "ramping is the paper's way and ramp 'authors' that of the method's authors; give one of them"
-            )
+            raise bad("ramp", spec.setting("ramp"), "'none' with ramping, which is the paper's way")
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Targeted:
         return Targeted(sites, [fraction(specs[site.run]) for site in sites])
@@ -60,13 +70,6 @@ class TargetedDropout(Method):
             last = max(1, spec.own_epochs - 1)
             return lambda epoch: spec.sparsity * min(1.0, epoch / last)
         return lambda epoch: spec.setting("drop") * risen(spec, epoch)
-
-
-def default_drop(spec: RunSpec) -> float:
-    """α in the end."""
-    if spec.setting("ramp") == "authors":
-        return 0.99
-    return 0.9 if spec.structure == "filter" else 0.75
 
 
 def risen(spec: RunSpec, epoch: int) -> float:

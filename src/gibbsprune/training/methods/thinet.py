@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 PLACES = 10  # sampled per image
 
 
+def _epochs(spec: RunSpec) -> int:
+    return max(1, round(0.4 * spec.recipe.epochs))
+
+
 class ThiNet(AfterTraining):
     """Neighbourhoods are input channels: removing one is removing a filter of the layer before."""
 
@@ -38,15 +42,14 @@ class ThiNet(AfterTraining):
     structures = ("filter",)
     layers = (nn.Conv2d,)
     settings = {
-        "tune_epochs": Setting(whole(0), "epochs of fine-tuning (0.4 of training)",
-                               lambda spec: max(1, round(0.4 * spec.recipe.epochs)), "n"),
+        "tune_epochs": Setting(whole(0), "epochs of fine-tuning (0.4 of training)", _epochs, "n"),
         "tune_rate": TUNE_RATE,
-        "spread": Setting(number(0, 1), "thinet: share of fine-tuning in which layers are pruned one by one (0)",
-                          lambda spec: 0.0, "p"),
-        "images": Setting(whole(1), "thinet: training images that activations are sampled from (256)",
-                          lambda spec: 256, "i"),
+        "spread": Setting(
+            number(0, 1), "thinet: share of fine-tuning in which layers are pruned one by one (0)", 0.0, "p"
+        ),
+        "images": Setting(whole(1), "thinet: training images that activations are sampled from (256)", 256, "i"),
         "from": SOURCE,
-    }  # fmt: skip
+    }
 
     def tunes(self, spec: RunSpec) -> list[Phase]:
         return [tuning(spec, spec.setting("tune_epochs"))]
