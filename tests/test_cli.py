@@ -207,6 +207,10 @@ def test_include_and_exclude_reach_the_run():
     [
         ("trian", "unknown command 'trian'; did you mean train?"),
         ("xyz", "unknown command 'xyz'; commands are train, sweep, compare"),
+        ("--sparsity 0.9", "--sparsity stands before the command; commands are train, sweep, compare"),
+        ("sweep", "gibbsprune sweep: ACTION is missing: allowed are run, status, report"),
+        ("data", "gibbsprune data: ACTION is missing: allowed are get"),
+        ("export", "gibbsprune export: RUN is missing; see gibbsprune export --help"),
         ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
         ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),

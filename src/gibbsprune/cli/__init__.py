@@ -34,6 +34,11 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that speaks the project's one-sentence errors."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required: "):
+            names = message.partition(": ")[2]
+            choices = next((list(a.choices) for a in self._actions if a.metavar == names and a.choices), None)
+            hint = f": allowed are {', '.join(choices)}" if choices else f"; see {self.prog} --help"
+            raise UserError(f"{self.prog}: {names} is missing{hint}")
         raise UserError(message.replace("argument ", "", 1) if message.startswith("argument ") else message)
 
     def print_help(self, file: Any = None) -> None:
@@ -89,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{empty} has an empty value; give it one, or leave it out")
         if foreign := [argument for argument in arguments if not _is_text(argument)]:
             raise UserError(f"{foreign[0]!r} is not text in UTF-8; choose another name")
+        if arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
+            raise UserError(f"{arguments[0]} stands before the command; commands are {', '.join(COMMANDS)}")
         if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
             near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}"

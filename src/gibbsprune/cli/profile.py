@@ -127,6 +127,11 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     images = "×".join(map(str, x.shape[1:]))
     lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]
     lines.append(totals_table(found))
+    if len(forms) > 1:
+        lines += [
+            "",
+            "Batch norms are folded in every row, so that there are fewer parameters than the run was trained with.",
+        ]
     if options.layers:
         lines += ["", layers_table(found)]
     if importlib.util.find_spec("matplotlib") is not None:
