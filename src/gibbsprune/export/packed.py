@@ -125,7 +125,7 @@ def _safetensors() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise UserError("packed files need safetensors: install gibbsprune[export].") from error
+        raise UserError("packed files need safetensors: pip install 'gibbsprune[export]'") from error
     return safetensors.torch
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import Busy, clean, make_folder
 from ..text import clock
+from ..training.environment import require
 from ..training.folder import RunFolder
 from ..training.places import Place, remove_folder
 from ..training.session import MARGIN
@@ -56,6 +57,7 @@ class Driver:
         if not (state.begun or state.queue):
             self.display.text("nothing is missing")
             return state
+        require("safetensors", "to save the trained models")
         make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
         make_folder(self.orders.work)
         for folder in (self.orders.results, self.orders.work / planner.RUNS):
