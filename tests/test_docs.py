@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gibbsprune
 from gibbsprune.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +110,12 @@ def test_the_extras_that_pages_name_exist():
     for page in PAGES:
         for named in re.findall(r"pip install '(?:gibbsprune|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8")):
             assert set(named.split(",")) <= extras(), f"{page.name}: {named}"
+
+
+def test_the_changelog_begins_with_the_version_that_this_is():
+    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)[1]
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.M)[1]
+    assert first == f"{gibbsprune.__version__} (tag `v{version}`)"
 
 
 def test_the_readme_names_every_extra_where_it_says_how_to_install():
