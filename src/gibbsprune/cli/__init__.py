@@ -11,6 +11,7 @@ import difflib
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -82,6 +83,8 @@ def build_parser(only: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is this command: a warning is a line, without the code that gave it
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show β shows a question mark
             stream.reconfigure(errors="replace")
