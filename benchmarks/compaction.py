@@ -2,9 +2,10 @@
 
 Aim: ResNet-56, 75 % of the filters of every block convolution pruned, latency at most 0.35 of dense at batch 128 and
 0.5 at batch 1, on a CPU, under PyTorch and under ONNX Runtime. Beside it the same number of filters removed by
-Torch-Pruning, and what that does to the output; and the packed file of 95 % weight-wise pruning.
+Torch-Pruning, and what that does to the output. With ``--packed`` the sizes of packed files, and nothing else.
 
     python benchmarks/compaction.py [--model resnet56] [--clock cpu|wall] [--threads 1] [--rounds 9] [--out FILE]
+    python benchmarks/compaction.py --packed [--out FILE]
 
 All forms are timed in interleaved rounds; medians are printed, and ratios to the faster of the two memory formats of
 the dense network. ``--clock cpu`` counts the processor time of one thread, which other work on the machine disturbs
@@ -133,14 +134,22 @@ def filters(model: nn.Module) -> tuple[int, int]:
 
 
 def packed(options: Any) -> dict[str, Any]:
-    """The packed file of the 95 % weight-wise pruned network against dense safetensors."""
-    model = network(options.model, "weight", 0.95)
-    found = {}
+    """Packed files of the 95 % weight-wise pruned network and of the compact one, against dense ones and gzip."""
+    x = torch.randn(2, 3, options.size, options.size)
+    compact = gp.compact(network(options.model, "filter", options.sparsity), x, fold_batch_norm=True)
+    forms = {
+        "packed, 95 % weight-wise": network(options.model, "weight", 0.95),
+        f"packed, compact at {options.sparsity:.0%} of the filters": compact,
+    }
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in ("float32", "float16", "int8"):
-            gp.save_packed(model, Path(folder) / dtype, dtype)
-            size = gp.packed_size(Path(folder) / dtype, model)
-            found[dtype] = {"packed": size.packed, "dense": size.dense, "times": round(size.dense / size.packed, 2)}
+        for name, model in forms.items():
+            found[name] = {}
+            for dtype in ("float32", "float16", "int8"):
+                gp.save_packed(model, Path(folder) / dtype, dtype)
+                size = gp.packed_size(Path(folder) / dtype, model)
+                row = {"packed": size.packed, "dense": size.dense, "gzip": size.gzip}
+                found[name][dtype] = {**row, "times": round(size.dense / size.packed, 2)}
     return found
 
 
@@ -164,9 +173,13 @@ def main() -> None:
     parser.add_argument("--clock", default="cpu", choices=CLOCKS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--packed", action="store_true", help="the sizes of packed files alone, no times")
     parser.add_argument("--out", help="write the table as JSON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.packed:
+        write({"model": options.model, **packed(options), "torch": torch.__version__}, options.out)
+        return
     x = torch.randn(2, 3, options.size, options.size)
     pruned = network(options.model, "filter", options.sparsity)
     forms = {
@@ -191,12 +204,18 @@ def main() -> None:
     table["torch ratio"] = show("PyTorch", table["torch ms"], ("dense", "dense, channels last"))
     table["onnx ms"] = with_onnx(forms, options)
     table["onnx ratio"] = show("ONNX Runtime", table["onnx ms"], ("dense",))
-    table["packed, 95 % weight-wise"] = packed(options)
-    print(table["packed, 95 % weight-wise"])
     table |= {"clock": options.clock, "threads": options.threads, "rounds": options.rounds}
     table |= {"torch": torch.__version__, "cpu": _cpu(), "machine": platform.machine()}
-    if options.out:
-        Path(options.out).write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+    write(table, options.out)
+
+
+def write(table: dict[str, Any], out: str | None) -> None:
+    """To a file, or where people look."""
+    text = json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    if out:
+        Path(out).write_text(text)
+    else:
+        print(text)
 
 
 def _cpu() -> str:

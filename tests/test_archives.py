@@ -122,12 +122,12 @@ def test_a_compressed_checkpoint_is_refused(tmp_path):
         checkpoint.load(tmp_path / "x")
 
 
-def write_packed(path, layout, version="1"):
+def write_packed(path, layout, values=b""):
     import safetensors.torch
 
-    parts = {"layout": zlib.compress(layout, 9), "positions": b"", "values": b""}
-    tensors = {"layout": torch.frombuffer(bytearray(parts["layout"]), dtype=torch.uint8)}
-    metadata = {"format": packed.FORMAT, "version": version, "sha256": packed._digest(parts, version)}
+    parts = {"layout": zlib.compress(layout, 9), "positions": zlib.compress(b""), "values": zlib.compress(values, 9)}
+    tensors = {key: torch.frombuffer(bytearray(part), dtype=torch.uint8) for key, part in parts.items()}
+    metadata = {"format": packed.FORMAT, "version": packed.VERSION, "sha256": packed._digest(parts)}
     path.write_bytes(safetensors.torch.save(tensors, metadata=metadata))
 
 
@@ -147,6 +147,8 @@ class Empty(nn.Module):
         ([["weight", "float32", [0, 4], "mask", 1 << 40, 0, "float32", 0]], "of another network: 'weight'"),
         ([[f"layer{n}", "float32", [1], "index", 1, 0, "float32", 0] for n in range(99)], "the file has no 'weight'"),
         ([["weight", "float32", [0, 3], "mask", 1 << 40, 0, "float32", 0]], "unknown way of writing positions"),
+        ([["weight", "float32", [0, 3], "dense", 1, 0, "float32", 1 << 40]], "has 1099511627776 values"),
+        ([["weight", "float32", [0, 3], "index", 1, 1 << 40, "float32", 0]], "1099511627776 bytes of positions"),
     ],
 )
 def test_a_packed_file_takes_no_more_than_the_model(tmp_path, rows, sentence):
@@ -159,4 +161,15 @@ def test_a_packed_layout_that_would_grow_without_end_is_refused(tmp_path):
     write_packed(tmp_path / "x", b"[" + b"0," * (4 << 20) + b"0]")
     assert (tmp_path / "x").stat().st_size < 1 << 16
     with refused("damaged|cannot be read|far longer"):
+        gp.load_packed(tmp_path / "x", nn.Linear(3, 2))
+
+
+def test_packed_values_that_would_grow_beyond_the_model_are_refused(tmp_path):
+    rows = [
+        ["weight", "float32", [2, 3], "dense", 1, 0, "float32", 6],
+        ["bias", "float32", [2], "dense", 1, 0, "float32", 2],
+    ]
+    write_packed(tmp_path / "x", json.dumps(rows).encode(), bytes(64 << 20))
+    assert (tmp_path / "x").stat().st_size < 1 << 17
+    with refused("bytes left over"):
         gp.load_packed(tmp_path / "x", nn.Linear(3, 2))

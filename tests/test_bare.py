@@ -51,7 +51,15 @@ def run(python, *arguments, folder=None):
 
 def test_version_and_help_take_no_time(bare):
     """Under 0.4 seconds of CPU each, as torch is not loaded."""
-    for arguments in (["--version"], ["--help"], [], ["export", "--help"], ["sweep", "--help"], ["trian"]):
+    for arguments in (
+        ["--version"],
+        ["--help"],
+        [],
+        ["export", "--help"],
+        ["profile", "--help"],
+        ["sweep", "--help"],
+        ["trian"],
+    ):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run(bare, "-m", "gibbsprune", *arguments)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -96,7 +104,7 @@ told(lambda: gp.save_packed(model, "x"))
 told(lambda: gp.export_onnx(model, x, "x"))
 told(lambda: __import__("gibbsprune.integrations.lightning").integrations.lightning.GibbsPruning(0.5))
 told(lambda: __import__("gibbsprune.integrations.transformers"))
-for line in ("train --model resnet8", "train --data own.npz", "sweep run x.yaml", "train --data own.npz --tensorboard",
+for line in ("train --model resnet8", "train --data own.npz", "sweep run x.yaml", "sweep run x.py",
              "profile resnet8 --size 8 --rounds 1"):
     print(main(line.split()), flush=True)
 """
@@ -108,19 +116,23 @@ def test_whatever_an_extra_would_bring_is_told_in_a_sentence(bare, tmp_path):
     images, labels = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 2
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     (tmp_path / "x.yaml").write_text("base: {data: digits}\n")
+    (tmp_path / "x.py").write_text(
+        "from gibbsprune.training.spec import RunSpec\ndef runs(): return [RunSpec('own.npz', 'resnet8', epochs=1)]\n"
+    )
     done = run(bare, "-c", SCRIPT, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     for sentence in (
         "the data set digits needs the package scikit-learn; install it with: pip install 'gibbsprune[demo]'",
-        "packed files need safetensors: install gibbsprune[export]",
-        "ONNX needs the package onnx: install gibbsprune[export]",
+        "packed files need safetensors: pip install 'gibbsprune[export]'",
+        "ONNX needs the package onnx: pip install 'gibbsprune[export]'",
         "GibbsPruning needs Lightning: pip install 'gibbsprune[lightning]'",
         "GibbsPruningCallback needs Transformers: pip install 'gibbsprune[transformers]'",
     ):
         assert sentence in done.stdout
     for sentence in (
         "a run needs the package safetensors; install it with: pip install 'gibbsprune[demo]'",
+        "a sweep needs the package safetensors; install it with: pip install 'gibbsprune[demo]'",
         "x.yaml needs the package PyYAML; install it with: pip install 'gibbsprune[sweep]'",
     ):
         assert sentence in done.stderr

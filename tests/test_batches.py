@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gibbsprune.data.arrays import Arrays
+from gibbsprune.errors import UserError
 from gibbsprune.training.batches import Batches
 from gibbsprune.training.recipes import RECIPES
 
@@ -132,6 +133,11 @@ def test_shifts_close_to_whole_pixels_stay_within_the_image(shift):
     made.code.copy_(torch.tensor([(2 * made.reach + 1) ** 2 - 1, 0]).repeat(made.code.shape[1] // 2))
     images, _ = made.next()
     assert images.isfinite().all()
+
+
+def test_a_shift_out_of_the_image_is_refused():
+    with pytest.raises(UserError, match=r"shift is 100.*: allowed are numbers below 5: images are of 6×5 pixels"):
+        batches(arrays(), shift=100)
 
 
 def test_standardised_with_the_training_sets_statistics():

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +208,10 @@ def test_include_and_exclude_reach_the_run():
     [
         ("trian", "unknown command 'trian'; did you mean train?"),
         ("xyz", "unknown command 'xyz'; commands are train, sweep, compare"),
+        ("--sparsity 0.9", "--sparsity stands before the command; commands are train, sweep, compare"),
+        ("sweep", "gibbsprune sweep: ACTION is missing: allowed are run, status, report"),
+        ("data", "gibbsprune data: ACTION is missing: allowed are get"),
+        ("export", "gibbsprune export: RUN is missing; see gibbsprune export --help"),
         ("train --weigth-decay 0.1", "unknown option --weigth-decay; did you mean --weight-decay?"),
         ("train --colour red", "unknown option --colour; see gibbsprune train --help"),
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
@@ -391,6 +396,13 @@ def test_data_get_reports_its_progress(capsys, monkeypatch):
         "cifar-10-binary.tar.gz: 0 %\ncifar-10-binary.tar.gz: 50 %\ncifar-10-binary.tar.gz: 100 %\n"
         "CIFAR-10 is ready, verified, at data/cifar10.npz\nTrain with it: gibbsprune train --data cifar10\n"
     )
+
+
+def test_a_warning_of_a_command_is_one_line(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", ["gibbsprune", "describe", "resnet8"])
+    assert main() == 0
+    assert warnings.formatwarning("not so fast", UserWarning, "file.py", 7, "code()") == "warning: not so fast\n"
 
 
 def test_it_runs_as_a_module():

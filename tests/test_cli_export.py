@@ -95,6 +95,7 @@ def test_other_options_have_other_names_and_a_page(trained: Path, capsys: pytest
         assert "(pixel / 255 - mean) / std" in page, "a file of weights has no preprocessing in it"
         assert is_export(Path(file).name)
         assert is_export(Path(file).name + ".md")
+        assert ("parameters of the compact network" in page) == ("compact" in file)
     assert not is_export("model.safetensors")
     assert not is_export("notes.txt")
     assert is_export("c-float16")

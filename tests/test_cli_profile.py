@@ -124,6 +124,7 @@ def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "blocks.2.conv2" in rows
     assert "C" in rows or "\nC: no C compiler" in text
     assert "the rest" in rows
+    assert "Batch norms are folded in every row" in text
     pytest.importorskip("matplotlib")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"See {picture}." in text

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gibbsprune
 from gibbsprune.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
@@ -99,11 +100,34 @@ def test_commands_have_only_options_that_exist(page):
             assert not unknown, f"{page.name}: {' '.join(words)}"
 
 
+def extras():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    part = text.partition("[project.optional-dependencies]\n")[2].partition("\n[project.")[0]
+    return set(re.findall(r"^(\w+) = \[", part, flags=re.M))
+
+
 def test_the_extras_that_pages_name_exist():
-    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.M))
     for page in PAGES:
         for named in re.findall(r"pip install '(?:gibbsprune|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8")):
-            assert set(named.split(",")) <= extras, f"{page.name}: {named}"
+            assert set(named.split(",")) <= extras(), f"{page.name}: {named}"
+
+
+def test_the_changelog_begins_with_the_version_that_this_is():
+    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)[1]
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.M)[1]
+    assert first == f"{gibbsprune.__version__} (tag `v{version}`)"
+
+
+def test_the_readme_names_every_extra_where_it_says_how_to_install():
+    install = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[2].partition("\n## ")[0]
+    assert extras() <= set(re.findall(r"`(\w+)`", install))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_section_stands_twice_on_a_page(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ .*$", prose, flags=re.M)
+    assert len(headings) == len(set(headings))
 
 
 def test_the_new_hamiltonian_takes_twenty_lines():

@@ -125,6 +125,13 @@ assert len(optimizer._global_optimizer_pre_hooks) == len(optimizer._global_optim
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def zeroed():
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight[0] = 0
+    return layer
+
+
 def test_threads_train_and_hold_at_the_same_time():
     """Each with models of its own, while others come and go."""
     failures, switch = [], sys.getswitchinterval()
@@ -132,10 +139,7 @@ def test_threads_train_and_hold_at_the_same_time():
     def work(seed):
         try:
             for _ in range(30):
-                layer = nn.Linear(4, 4)
-                with torch.no_grad():
-                    layer.weight[0] = 0
-                hold_zeros(layer)
+                layer = hold_zeros(zeroed())
                 optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
                 for _ in range(3):
                     layer(torch.ones(2, 4)).sum().backward()
@@ -154,6 +158,29 @@ def test_threads_train_and_hold_at_the_same_time():
     finally:
         sys.setswitchinterval(switch)
     assert not failures
+
+
+def test_a_held_layer_may_be_written_by_its_thread_while_others_step():
+    """Every step of any optimiser looks at all held layers, whatever their owners do to them."""
+    layer, switch, done = hold_zeros(zeroed()), sys.getswitchinterval(), threading.Event()
+
+    def write():
+        for turn in range(10**9):
+            setattr(layer, f"note{turn % 40}", turn)
+            layer.__dict__.pop(f"note{7 * turn % 40}", None)
+            if done.is_set():
+                return
+
+    thread = threading.Thread(target=write)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(60_000):
+            assert held()
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(switch)
 
 
 def test_a_pruned_model_from_disk_is_held_by_asking():

@@ -30,12 +30,12 @@ def test_it_prints_as_a_table():
         LayerSummary("head.last", "Linear", (10, 64), 10, 64, 0.5, 0.4),
     ]
     assert str(Summary("filter", layers, {"0": "first convolution"})).splitlines() == [
-        "layer      kind    shape         filters  of size  target  achieved",
-        "───────────────────────────────────────────────────────────────────",
-        "1          Conv2d  16×16×3×3     16       144      0.9     0.8750",
-        "head.last  Linear  10×64         10       64       0.5     0.4000",
-        "───────────────────────────────────────────────────────────────────",
-        "all                2944 weights                            0.7717",
+        "layer      kind    shape          filters  of size  target  achieved",
+        "────────────────────────────────────────────────────────────────────",
+        "1          Conv2d  16×16×3×3      16       144      0.9     0.8750",
+        "head.last  Linear  10×64          10       64       0.5     0.4000",
+        "────────────────────────────────────────────────────────────────────",
+        "all                2,944 weights                            0.7717",
         "not pruned: 0 (first convolution)",
     ]
 

@@ -129,7 +129,7 @@ def held() -> list[tuple[nn.Module, _Zeros]]:
         return [
             (layer, record)
             for layer in _layers
-            for name, record in layer.__dict__.items()
+            for name, record in list(layer.__dict__.items())  # at once: its owner may write it meanwhile
             if name.startswith(RECORD) and record is not None
         ]
 

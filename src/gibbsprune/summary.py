@@ -71,14 +71,14 @@ class Summary:
                 layer.name,
                 layer.kind,
                 "×".join(map(str, layer.shape)),
-                f"{layer.neighbourhoods}",
-                f"{layer.size}",
+                f"{layer.neighbourhoods:,}",
+                f"{layer.size:,}",
                 f"{layer.target:.4g}",
                 f"{layer.achieved:.4f}",
             )
             for layer in self.layers
         ]
-        total = ("all", "", f"{self.weights} weights", "", "", "", f"{self.achieved:.4f}")
+        total = ("all", "", f"{self.weights:,} weights", "", "", "", f"{self.achieved:.4f}")
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
         left = []
@@ -105,14 +105,14 @@ def covers(weights: int, parameters: int) -> str:
     'covers 40 of 100 parameters (40.0 %): warning, less than half'
     """
     few = "" if 2 * weights >= parameters else ": warning, less than half"
-    return f"covers {weights} of {parameters} parameters ({100 * weights / parameters:.1f} %){few}"
+    return f"covers {weights:,} of {parameters:,} parameters ({100 * weights / parameters:.1f} %){few}"
 
 
 def left_out(skipped: Mapping[str, str], others: Mapping[str, str], vectors: int) -> list[str]:
     """What is not pruned of a network, and why, as lines: layers, what only its name selects, and vectors."""
     lines = [f"not pruned: {name} ({why})" for name, why in skipped.items()]
     lines += [f"not prunable: {name} ({why})" for name, why in others.items()]
-    return lines + ([f"not prunable: biases, norms and other vectors ({vectors} parameters)"] if vectors else [])
+    return lines + ([f"not prunable: biases, norms and other vectors ({vectors:,} parameters)"] if vectors else [])
 
 
 def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:

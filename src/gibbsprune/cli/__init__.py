@@ -11,6 +11,7 @@ import difflib
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -34,6 +35,11 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that speaks the project's one-sentence errors."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required: "):
+            names = message.partition(": ")[2]
+            choices = next((list(a.choices) for a in self._actions if a.metavar == names and a.choices), None)
+            hint = f": allowed are {', '.join(choices)}" if choices else f"; see {self.prog} --help"
+            raise UserError(f"{self.prog}: {names} is missing{hint}")
         raise UserError(message.replace("argument ", "", 1) if message.startswith("argument ") else message)
 
     def print_help(self, file: Any = None) -> None:
@@ -77,6 +83,8 @@ def build_parser(only: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is this command: a warning is a line, without the code that gave it
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show β shows a question mark
             stream.reconfigure(errors="replace")
@@ -89,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{empty} has an empty value; give it one, or leave it out")
         if foreign := [argument for argument in arguments if not _is_text(argument)]:
             raise UserError(f"{foreign[0]!r} is not text in UTF-8; choose another name")
+        if arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
+            raise UserError(f"{arguments[0]} stands before the command; commands are {', '.join(COMMANDS)}")
         if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
             near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"commands are {', '.join(COMMANDS)}"

@@ -82,7 +82,8 @@ def handle(options: argparse.Namespace) -> int:
     check_not_own(out)
     model = _compacted(options, run) if options.compact else run.model
     written, command = _written(options, run, model, out)
-    write_atomic(page, card(run, options.format, out.name, options.bare, written, command))
+    left = sum(p.numel() for p in model.parameters()) if options.compact else None
+    write_atomic(page, card(run, options.format, out.name, options.bare, written, command, left))
     print(f"{out}: {written}")
     print(f"See {page}: what it takes, and how to use it.")
     return 0

@@ -9,7 +9,6 @@ from typing import Any
 
 from gibbsprune.cli.values import add_trust, check_counts, number, trusting, whole
 from gibbsprune.errors import UserError
-from gibbsprune.structures import as_structure
 
 
 def add_parser(commands: Any, meaning: str) -> None:
@@ -92,6 +91,7 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     from gibbsprune.export.runs import refilled
     from gibbsprune.models import build
     from gibbsprune.pruner import GibbsPruner
+    from gibbsprune.structures import as_structure
 
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
@@ -127,6 +127,11 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     images = "×".join(map(str, x.shape[1:]))
     lines = [f"{title}, images of {images}, {threads} thread{'s' if threads > 1 else ''}", ""]
     lines.append(totals_table(found))
+    if len(forms) > 1:
+        lines += [
+            "",
+            "Batch norms are folded in every row, so that there are fewer parameters than the run was trained with.",
+        ]
     if options.layers:
         lines += ["", layers_table(found)]
     if importlib.util.find_spec("matplotlib") is not None:

@@ -89,8 +89,14 @@ def describe_input(run: TrainedRun, bare: bool) -> str:
     return f"raw pixels, uint8 0..255, of (batch, {height}, {width}, {channels}): rows, columns, channels"
 
 
-def card(run: TrainedRun, form: str, file: str, bare: bool, written: str, command: str = "") -> str:
-    """The page beside an exported network; ``written`` is what was told when it was made, ``command`` compiles it."""
+def card(
+    run: TrainedRun, form: str, file: str, bare: bool, written: str, command: str = "", compact: int | None = None
+) -> str:
+    """The page beside an exported network.
+
+    ``written`` is what was told when it was made, ``command`` compiles it, ``compact`` are its parameters if it has
+    fewer than the run's.
+    """
     result, about = run.result, run.about
     (height, width), channels = about["size"], about["channels"]
     shape = (1, channels, height, width) if bare else (1, height, width, channels)
@@ -105,6 +111,7 @@ def card(run: TrainedRun, form: str, file: str, bare: bool, written: str, comman
         ["data", Path(run.spec.data).name],
         ["test accuracy of the run", percent(result["accuracy"])],
         ["weights left", f"{result['nonzero']:,} of {result['parameters']:,}"],
+        *([["parameters of the compact network", f"{compact:,}"]] if compact is not None else []),
         ["input", describe_input(run, bare or weights_alone)],
         ["mean", ", ".join(f"{x:.6g}" for x in about["mean"]) + (" (inside)" if not (bare or weights_alone) else "")],
         ["std", ", ".join(f"{x:.6g}" for x in about["std"]) + (" (inside)" if not (bare or weights_alone) else "")],

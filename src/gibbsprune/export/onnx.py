@@ -210,7 +210,7 @@ def _packages() -> tuple[Any, Any]:
         import onnxruntime
         import onnxscript  # noqa: F401  the exporter's own
     except ImportError as error:
-        raise UserError(f"ONNX needs the package {error.name}: install gibbsprune[export].") from error
+        raise UserError(f"ONNX needs the package {error.name}: pip install 'gibbsprune[export]'") from error
     return onnx, onnxruntime
 
 

@@ -1,11 +1,11 @@
 """A pruned network in a small file: positions of the surviving weights, and their values.
 
-The file is a safetensors container of three byte tensors. ``layout`` is compressed JSON, one row per entry of the
-model's state: name, dtype, shape, way, unit, bytes of positions, dtype of the values, their number. ``positions``
-and ``values`` hold those of all entries, one after the other. An entry that shares its memory with an earlier one has
-the way "same" and that one's number as its unit, and holds nothing itself; only files with such entries are of version
-2. Metadata carry the format's name, its version and a SHA-256 of the three tensors. Nothing in the file is executed or
-unpickled.
+The file is a safetensors container of three byte tensors, each compressed by zlib. ``layout`` is JSON, one row per
+entry of the model's state: name, dtype, shape, way, unit, bytes of positions, dtype of the values, their number.
+``positions`` and ``values`` hold those of all entries, one after the other; values by planes, first the lowest byte of
+each, as the highest ones, with sign and exponent, are much alike and the others are not. An entry that shares its
+memory with an earlier one has the way "same" and that one's number as its unit, and holds nothing itself. Metadata
+carry the format's name, its version and a SHA-256 of the three tensors. Nothing in the file is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import zlib
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from gibbsprune.export.packing import Positions, positions
 from gibbsprune.files import parse_json, write_atomic
 from gibbsprune.masking import check_plain
 
-FORMAT, VERSIONS = "gibbsprune-packed", ("1", "2")
+FORMAT, VERSION = "gibbsprune-packed", "3"
 DTYPES = ("float32", "float16", "int8")
 _PARTS = ("layout", "positions", "values")
 _LAYOUT_FREE = 1 << 20  # bytes of a layout beyond what the model's own may take
@@ -80,11 +81,10 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str], dtype: str = "fl
         values += [_bytes(scales), _bytes(flat)]
         kinds = [str(kind).removeprefix("torch.") for kind in (tensor.dtype, stored.dtype)]
         layout.append([name, kinds[0], list(tensor.shape), where.way, where.unit, where.code.size, kinds[1], len(flat)])
-    packed_layout = zlib.compress(json.dumps(layout, separators=(",", ":")).encode(), 9)
-    parts = dict(zip(_PARTS, (packed_layout, b"".join(codes), b"".join(values))))
-    tensors = {key: torch.frombuffer(bytearray(part), dtype=torch.uint8) for key, part in parts.items() if part}
-    version = VERSIONS[any(row[3] == "same" for row in layout)]
-    metadata = {"format": FORMAT, "version": version, "sha256": _digest(parts, version)}
+    whole = (json.dumps(layout, separators=(",", ":")).encode(), b"".join(codes), b"".join(values))
+    parts = {key: zlib.compress(part, 9) for key, part in zip(_PARTS, whole)}
+    tensors = {key: torch.frombuffer(bytearray(part), dtype=torch.uint8) for key, part in parts.items()}
+    metadata = {"format": FORMAT, "version": VERSION, "sha256": _digest(parts)}
     write_atomic(path, _safetensors().save(tensors, metadata=metadata))
 
 
@@ -125,7 +125,7 @@ def _safetensors() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise UserError("packed files need safetensors: install gibbsprune[export].") from error
+        raise UserError("packed files need safetensors: pip install 'gibbsprune[export]'") from error
     return safetensors.torch
 
 
@@ -168,11 +168,13 @@ def _stored(name: str, tensor: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    """By planes: the first byte of every value, then the second …"""
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.uint8).view(len(flat), -1).T.numpy().tobytes() if len(flat) else b""
 
 
-def _digest(parts: dict[str, bytes], version: str) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {version}".encode())
+def _digest(parts: dict[str, bytes]) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {VERSION}".encode())
     for key in _PARTS:
         digest.update(f"{key} {len(parts[key])}\n".encode())
         digest.update(parts[key])
@@ -191,11 +193,10 @@ def _parts(path: str, content: bytes) -> dict[str, bytes]:
         raise UserError(f"{path} is no packed network, or is damaged or incomplete.") from error
     if found[0] != FORMAT:
         raise UserError(f"{path} is a safetensors file, but no packed network.")
-    if found[1] not in VERSIONS:
-        known = " and ".join(VERSIONS)
-        raise UserError(f"{path} is of version '{found[1]}' of the packed format; this release reads {known}.")
+    if found[1] != VERSION:
+        raise UserError(f"{path} is of version {shown(found[1])} of the packed format; this release reads {VERSION}.")
     parts = {key: tensors[key].numpy().tobytes() if key in tensors else b"" for key in _PARTS}
-    if metadata.get("sha256") != _digest(parts, found[1]) or any(t.dtype != torch.uint8 for t in tensors.values()):
+    if metadata.get("sha256") != _digest(parts) or any(t.dtype != torch.uint8 for t in tensors.values()):
         raise UserError(f"{path} is damaged: its checksum does not match.")
     return parts
 
@@ -225,7 +226,14 @@ def _layout(path: str, content: bytes, state: dict[str, Tensor]) -> list[list[An
 
 def _unpack(layout: list[list[Any]], parts: dict[str, bytes]) -> dict[str, Tensor]:
     """The state from layout, positions and values; ValueError and its like where they contradict each other."""
-    codes, values = _Reader(parts["positions"]), _Reader(parts["values"])
+    for name, _, shape, _, _, code_bytes, _, count in layout:
+        size = math.prod(shape)
+        if not 0 <= count <= size or not 0 <= code_bytes <= 2 * size + 8:
+            raise ValueError(f"'{name}' has {shown(count)} values in {shown(code_bytes)} bytes of positions")
+    values = _Reader(
+        parts["values"], sum(row[7] * _dtype(row[6] or row[1]).itemsize + 4 * sum(row[2][:1]) for row in layout)
+    )
+    codes = _Reader(parts["positions"], sum(row[5] for row in layout))
     loaded: dict[str, Tensor] = {}
     for name, dtype, shape, way, unit, code_bytes, stored_dtype, count in layout:
         if way == "same":
@@ -233,7 +241,7 @@ def _unpack(layout: list[list[Any]], parts: dict[str, bytes]) -> dict[str, Tenso
                 raise ValueError(f"'{name}' is the same as something of another shape")
             loaded[name] = loaded[layout[unit][0]]
             continue
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         kept = positions(way, unit, np.frombuffer(codes.take(code_bytes), np.uint8), size)
         if kept.size != count:
             raise ValueError(f"'{name}' has {kept.size} positions and {count} values")
@@ -258,14 +266,18 @@ def _dtype(text: str) -> torch.dtype:
 
 
 def _tensor(content: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.zeros(0, dtype=dtype)
+    """The values whose planes these are."""
+    if not content:
+        return torch.zeros(0, dtype=dtype)
+    planes = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, -1)
+    return torch.from_numpy(planes.T.copy()).view(-1).view(dtype)
 
 
 class _Reader:
-    """Bytes taken from the front, never past the end."""
+    """Bytes taken from the front of a compressed part, never past the end, and never more than ``most``."""
 
-    def __init__(self, content: bytes) -> None:
-        self.content, self.at = content, 0
+    def __init__(self, part: bytes, most: int) -> None:
+        self.content, self.at = zlib.decompressobj().decompress(part, most + 1), 0
 
     @property
     def left(self) -> int:

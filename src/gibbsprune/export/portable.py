@@ -86,7 +86,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise UserError("files of compact networks need safetensors: install gibbsprune[export]") from error
+        raise UserError("files of compact networks need safetensors: pip install 'gibbsprune[export]'") from error
     return safetensors.torch
 
 

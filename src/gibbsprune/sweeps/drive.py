@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, needed
 from ..files import Busy, clean, make_folder
 from ..text import clock
 from ..training.folder import RunFolder
@@ -54,6 +54,7 @@ class Driver:
         if not (state.begun or state.queue):
             self.display.note("nothing is missing")
             return state
+        needed("safetensors", "a sweep", "demo")
         make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
         make_folder(self.orders.work)
         for folder in (self.orders.results, self.orders.work / planner.RUNS):

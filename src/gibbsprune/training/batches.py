@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..checks import bad
 from ..data.arrays import Arrays
 from ..data.augment import crop_flip, crop_flip_between, pad, standardise
 from .ranks import ALONE, Ranks
@@ -39,6 +40,9 @@ class Batches:
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
+        if recipe.shift >= min(arrays.size):
+            images = "×".join(map(str, arrays.size))
+            raise bad("shift", recipe.shift, f"numbers below {min(arrays.size)}: images are of {images} pixels")
         self.generators, self.size = list(generators), arrays.size
         self.flip, self.edge = recipe.flip, math.ceil(recipe.shift)
         self.parts = 1 if recipe.shift == self.edge else PARTS
