@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from export_zoo import Leaky, unnamed
-from gibbsprune import GibbsPruner, compact
+from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2
 from gibbsprune.export import compaction
 from gibbsprune.export.aten import capture
 from gibbsprune.export.compaction import CompactReport
@@ -273,6 +274,28 @@ def test_architectures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert after <= 1.15 * sum(live.values()) or name in ABOVE, (after, live)
         else:  # what does not leave is zero
             assert sum(int((p != 0).sum()) for p in small.parameters()) <= 1.15 * sum(live.values())
+
+
+def test_language_models_are_exported_by_name(tmp_path: Path) -> None:
+    """Without the cache that generation would use, and for texts of any length."""
+    runtime: Any = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, inputs = made("gpt2")
+    inputs = {"attention_mask": torch.ones(2, 7, dtype=torch.long), **inputs}  # not in the order of forward
+    export_onnx(model, inputs, tmp_path / "net.onnx")
+    session = runtime.InferenceSession(tmp_path / "net.onnx")
+    assert {given.name for given in session.get_inputs()} == set(inputs)
+    more = {"input_ids": torch.randint(3, WORDS, (3, 4)), "attention_mask": torch.tensor([[1, 1, 1, 0]] * 3)}
+    with torch.no_grad(), plain_eval(model):
+        expected = model(**more)
+    scores, *_ = session.run(None, {name: tokens.numpy() for name, tokens in more.items()})
+    torch.testing.assert_close(torch.from_numpy(scores), expected.logits, rtol=1e-4, atol=1e-4)
+    assert model.config.use_cache
+    export_pt2(model, inputs, tmp_path / "net.pt2")
+    again = torch.export.load(tmp_path / "net.pt2").module()
+    torch.testing.assert_close(again(**more)["logits"], expected.logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UserError, match="allowed is a dict of input_ids, attention_mask"):
+        export_onnx(model, inputs, tmp_path / "net.onnx", dtype="int8", calibration=torch.zeros(2, 7))
 
 
 def test_it_trains_and_saves(tmp_path: Any) -> None:
