@@ -37,6 +37,15 @@ class Standardised(nn.Conv2d):
         return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5), self.bias, padding=self.padding)
 
 
+class Normed(nn.Conv2d):
+    """The same as a batch norm of its weight, with a gain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = torch.linspace(0.5, 1, len(self.weight))
+        weight = F.batch_norm(self.weight.reshape(1, len(gain), -1), None, None, gain.to(x), training=True, momentum=0)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias, padding=self.padding)
+
+
 class Network(nn.Module):
     """A stem, one pattern of 8 channels, and a head."""
 
@@ -61,16 +70,19 @@ def conv(inputs: int, outputs: int, size: int = 3, groups: int = 1) -> nn.Conv2d
 
 
 class Ghost(Network):
-    """Half of the channels are cheap functions of the others."""
+    """Half of the channels are cheap functions of the others; to some of them a shortcut is added in their place."""
 
-    width = 16
+    width = 14
 
     def __init__(self) -> None:
-        super().__init__(primary=conv(8, 8, 1), cheap=conv(8, 8, 3, 8))
+        super().__init__(primary=conv(8, 8, 1), cheap=conv(8, 8, 3, 8), skip=conv(8, 14, 1))
 
     def body(self, x: Tensor) -> Tensor:
-        x = F.silu(self.primary(x))
-        return torch.cat([x, F.silu(self.cheap(x))], 1)
+        y = F.silu(self.primary(x))
+        y = torch.cat([y, F.silu(self.cheap(y))], 1)[:, :14]
+        y += self.skip(x)
+        y[:, 3] = 2 * y[:, 0]
+        return y
 
 
 class Res2(Network):
@@ -131,10 +143,10 @@ class Weighted(Network):
     """Weights that are computed from parameters."""
 
     def __init__(self) -> None:
-        super().__init__(a=Standardised(8, 12, 3, padding=1), b=weight_norm(conv(12, 8)))
+        super().__init__(a=Standardised(8, 12, 3, padding=1), b=weight_norm(conv(12, 8)), c=Normed(8, 8, 3, padding=1))
 
     def body(self, x: Tensor) -> Tensor:
-        return self.b(F.silu(self.a(x)))
+        return self.c(F.silu(self.b(F.silu(self.a(x)))))
 
 
 class Encoder(Network):
@@ -168,7 +180,7 @@ PATTERNS: list[Callable[[], Network]] = [
 #: Where constant channels become some of the pixels of an image of any size, and are computed and named.
 ABOVE = {(Pixels, "filter")}
 #: Layers that compute their weight, which a pruner refuses; here rows of what they compute it from are zero.
-COMPUTED = {Weighted: ["a", "b"]}
+COMPUTED = {Weighted: ["a", "b", "c"]}
 
 
 def pruned(make: Callable[[], Network], structure: str) -> tuple[Network, torch.Generator]:
@@ -181,7 +193,7 @@ def pruned(make: Callable[[], Network], structure: str) -> tuple[Network, torch.
     for name, p in model.named_parameters():
         if p.dim() == 1:
             p.data += 0.2 * torch.randn(p.shape, generator=generator)
-        elif name in ("a.weight", "b.parametrizations.weight.original0") and make in COMPUTED:
+        elif name in ("a.weight", "b.parametrizations.weight.original0", "c.weight") and make in COMPUTED:
             p.data *= (torch.rand(len(p), generator=generator) > 0.5).view(-1, *[1] * (p.dim() - 1))
     left = ["head", *COMPUTED.get(make, [])]
     GibbsPruner(model, 0.5, structure=structure, include="*", exclude=left).finalize("converged")
