@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils import _pytree as pytree
 
 import gibbsprune as gp
+from export_zoo import ZOO, Leaky, randomise
 from gibbsprune.flow import leaving
 from gibbsprune.selection import select
 
@@ -115,6 +117,25 @@ def test_with_example_inputs_outputs_are_found_where_code_cannot_be_traced():
     assert list(select(model, gp.Filter(), examples=torch.ones(2, 3))[0]) == ["body"]
     with pytest.warns(UserWarning, match="its last layer, body, is taken for its only output"):
         select(model, gp.Filter())
+
+
+@torch.no_grad()
+def alive(model, x):
+    """Which channels of each output differ between two rows; ReLUs let everything through."""
+    with Leaky():
+        return [(y[0] != y[1]).reshape(y.shape[1], -1).any(1) for y in pytree.tree_leaves(model(x))]
+
+
+@pytest.mark.parametrize("name", [*ZOO, "two heads, defined first"])
+def test_no_output_is_removed(name):
+    make, shape = ZOO.get(name, (Sized, (2, 3)))
+    torch.manual_seed(0)
+    model, x = randomise(make(), torch.Generator().manual_seed(0)), torch.randn(shape)
+    before = alive(model, x)
+    examples = x if name in ("unet", "two heads, defined first") else None
+    gp.GibbsPruner(model, 0.75, structure="filter", example_inputs=examples).finalize("converged")
+    assert all(map(torch.equal, alive(model, x), before))
+    assert before[0].all()
 
 
 def test_tracing_lets_other_threads_work():
