@@ -247,6 +247,18 @@ def test_tied_layers_are_refused_together_and_one_by_one():
     assert chosen(tied(), exclude=["0", "2"]) == ["1"]
 
 
+def test_layers_of_several_faults_are_refused_at_once():
+    model = nn.Sequential(tied(), nn.Linear(4, 4), nn.LazyLinear(4))
+    parametrizations.weight_norm(model[1])
+    with pytest.raises(gp.UserError) as error:
+        select(model, gp.Weight(), include="*")
+    assert str(error.value) == (
+        "layers '0.0', '0.2' share their weights, so that pruning one prunes another, and layer '1' already has a "
+        "parametrised weight, and layer '2' has no weight yet: leave them out with exclude=['0.0', '0.2', '1', '2']"
+    )
+    assert chosen(model, include="*", exclude=["0.0", "0.2", "1", "2"]) == ["0.1"]
+
+
 def test_a_weight_shared_with_an_embedding_is_refused():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
     model[2].weight = model[0].weight
