@@ -1,9 +1,10 @@
 """A small vision transformer on CIFAR-10, trained and pruned to 80 and 90 %, three seeds: a network and a sweep.
 
-    gibbsprune sweep run examples/vit.py --device cuda
+    gibbsprune sweep run examples/vit.py --results results/vit --device cuda
 
 It is trained dense, by Gibbs pruning (a sparsity that rises, one threshold for the network, straight-through gradients)
-and by gradual magnitude pruning with one threshold, too. Beside this file the network alone is ``--model vit:make``.
+and by gradual magnitude pruning with one threshold and the same ramp. Beside this file the network alone is
+``--model vit:make``.
 
 Patches of 4 × 4 pixels, width 192, six blocks of six heads, 1.8 million weights. It is written so that a fleet can fuse
 several runs into one network: queries, keys and values are layers of their own, heads and norms are cut from the last
@@ -13,6 +14,7 @@ dimension by their size, and norms and positions have no parameters; runs are th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,8 @@ from gibbsprune.training import RunSpec
 from gibbsprune.training.recipes import recipe
 from gibbsprune.training.spec import scale_recipe
 
-RISING = {"ramp": "cubic", "allocation": "global", "units": "threshold", "gradient": "straight-through"}
+RAMP: dict[str, Any] = {"allocation": "global", "until": 0.8}
+METHODS = {"gibbs": {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}, "gradual": RAMP}
 
 
 class Norm(nn.Module):
@@ -103,5 +106,5 @@ def trainings(data: str, model: str, epochs: int) -> Iterator[RunSpec]:
     for seed in range(3):
         yield RunSpec(data, model, method="dense", recipe=how, seed=seed)
         for sparsity in (0.8, 0.9):
-            for method, settings in (("gibbs", RISING), ("gradual", {"allocation": "global"})):
+            for method, settings in METHODS.items():
                 yield RunSpec(data, model, method, sparsity=sparsity, recipe=how, seed=seed, settings=settings)

@@ -40,7 +40,7 @@ def test_ill_conditioned_networks_are_compared_in_float64() -> None:
     assert found.parameters_after < 0.75 * found.parameters_before
     assert found.difference < 1e-6  # in float64
     with torch.no_grad():
-        assert own_error(model, (x,)) > 1e-4  # float32 cannot tell
+        assert own_error(model, (x,), {}) > 1e-4  # float32 cannot tell
         assert difference(model(x), small(x)) > 1e-4
     assert difference_in_double(model, small, (x,), {}) == found.difference
     small.get_parameter("narrow.weight").data[0, 0] += 0.01
@@ -51,7 +51,7 @@ def test_ill_conditioned_networks_are_exported(tmp_path: Path) -> None:
     """ONNX Runtime is no further from PyTorch than PyTorch from the truth."""
     pytest.importorskip("onnxscript")
     model, x = Cancelling().eval(), torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
-    assert export_onnx(model, x, tmp_path / "net.onnx").difference < 4 * own_error(model, (x,))
+    assert export_onnx(model, x, tmp_path / "net.onnx").difference < 4 * own_error(model, (x,), {})
 
 
 def test_networks_that_do_not_run_in_float64() -> None:
@@ -60,4 +60,4 @@ def test_networks_that_do_not_run_in_float64() -> None:
             return super().forward(x.float())
 
     assert difference_in_double(Narrow(2, 2), Narrow(2, 2), (torch.ones(1, 2),), {}) == float("inf")
-    assert own_error(Narrow(2, 2), (torch.ones(1, 2),)) == 0
+    assert own_error(Narrow(2, 2), (torch.ones(1, 2),), {}) == 0

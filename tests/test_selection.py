@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils import _pytree as pytree
 
 import gibbsprune as gp
+from export_zoo import ZOO, Leaky, randomise
 from gibbsprune.flow import leaving
 from gibbsprune.selection import select
 
@@ -115,6 +117,25 @@ def test_with_example_inputs_outputs_are_found_where_code_cannot_be_traced():
     assert list(select(model, gp.Filter(), examples=torch.ones(2, 3))[0]) == ["body"]
     with pytest.warns(UserWarning, match="its last layer, body, is taken for its only output"):
         select(model, gp.Filter())
+
+
+@torch.no_grad()
+def alive(model, x):
+    """Which channels of each output differ between two rows; ReLUs let everything through."""
+    with Leaky():
+        return [(y[0] != y[1]).reshape(y.shape[1], -1).any(1) for y in pytree.tree_leaves(model(x))]
+
+
+@pytest.mark.parametrize("name", [*ZOO, "two heads, defined first"])
+def test_no_output_is_removed(name):
+    make, shape = ZOO.get(name, (Sized, (2, 3)))
+    torch.manual_seed(0)
+    model, x = randomise(make(), torch.Generator().manual_seed(0)), torch.randn(shape)
+    before = alive(model, x)
+    examples = x if name in ("unet", "two heads, defined first") else None
+    gp.GibbsPruner(model, 0.75, structure="filter", example_inputs=examples).finalize("converged")
+    assert all(map(torch.equal, alive(model, x), before))
+    assert before[0].all()
 
 
 def test_tracing_lets_other_threads_work():
@@ -224,6 +245,18 @@ def test_tied_layers_are_refused_together_and_one_by_one():
     with pytest.raises(gp.UserError, match=sentence):
         select(tied(), gp.Weight(), exclude="2")
     assert chosen(tied(), exclude=["0", "2"]) == ["1"]
+
+
+def test_layers_of_several_faults_are_refused_at_once():
+    model = nn.Sequential(tied(), nn.Linear(4, 4), nn.LazyLinear(4))
+    parametrizations.weight_norm(model[1])
+    with pytest.raises(gp.UserError) as error:
+        select(model, gp.Weight(), include="*")
+    assert str(error.value) == (
+        "layers '0.0', '0.2' share their weights, so that pruning one prunes another, and layer '1' already has a "
+        "parametrised weight, and layer '2' has no weight yet: leave them out with exclude=['0.0', '0.2', '1', '2']"
+    )
+    assert chosen(model, include="*", exclude=["0.0", "0.2", "1", "2"]) == ["0.1"]
 
 
 def test_a_weight_shared_with_an_embedding_is_refused():

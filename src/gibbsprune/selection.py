@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from .checks import check_sparsity, excluding, layers_told, listed
+from .checks import check_sparsity, excluding, layers_told
 from .errors import UserError
 from .flow import CONVOLUTIONS, Seen, look, outputs
 from .structures import Structure, as_structure
@@ -24,6 +24,8 @@ Selectors = Selector | Iterable[Selector] | Mapping[str, "str | Structure"] | No
 Sparsity = float | Mapping[str, float] | Callable[[str], float]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
+#: What is said of one layer and of several whose weights have other readers, and what helps.
+SHARED = ("shares its weight", "share their weights, so that pruning one prunes another", "untie them, or")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -152,25 +154,27 @@ def _matches(rule: Selector, name: str, layer: Layer) -> bool:
 
 
 def _check(model: nn.Module, layers: dict[str, Layer]) -> None:
-    """Refuses layers that cannot be masked: all that have the same fault in one sentence."""
+    """Refuses layers that cannot be masked: all of them in one sentence."""
     users: dict[int, list[str]] = {}
     for owner, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(owner)
     faults: dict[tuple[str, str, str], list[str]] = {}
+    owners: dict[str, None] = {}
     for name, layer in layers.items():
         if fault := _fault(layer):
             faults.setdefault(fault, []).append(name)
-    for (one, many, help_), names in faults.items():
-        raise UserError(f"{layers_told(names, one, many)}: {help_}{leave_out(names, layers)}")
-    shared = [name for name, layer in layers.items() if len(users[id(layer.stored)]) > 1]
-    if shared:
-        owners = {owner: None for name in shared for owner in users[id(layers[name].stored)]}
-        names = list(dict.fromkeys([*shared, *owners]))
-        raise UserError(
-            f"layers {listed(names)} share their weights, so that pruning one prunes another: untie them, or"
-            f"{leave_out(names, prunable(model))}"
-        )
+        elif len(users[id(layer.stored)]) > 1:
+            faults.setdefault(SHARED, []).append(name)
+            owners |= dict.fromkeys(users[id(layer.stored)])
+    if SHARED in faults:
+        faults[SHARED] = list(dict.fromkeys([*faults[SHARED], *owners]))
+    if not faults:
+        return
+    told = ", and ".join(layers_told(names, one, many) for (one, many, _), names in faults.items())
+    help_ = f" {next(iter(faults))[2]}" if len(faults) == 1 else ""
+    everything = [name for names in faults.values() for name in names]
+    raise UserError(f"{told}:{help_}{leave_out(everything, prunable(model) | layers)}")
 
 
 def leave_out(names: Collection[str], among: Iterable[str]) -> str:

@@ -58,8 +58,9 @@ OPERATORS = frozenset(ACTIVATIONS | ARITHMETIC | SHAPES | PLACES | WEIGHTED | PR
 
 _CONVOLUTIONS = {f"conv{t}{n}d": (n, t != "") for n in (1, 2, 3) for t in ("", "_transpose")}
 _PARTS = {"split", "split_with_sizes", "chunk", "unbind", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"}
-_EVAL_NORM = "_native_batch_norm_legit_no_training"
-_FIRST = {_EVAL_NORM, "max_pool2d_with_indices", "max_pool3d_with_indices", "native_dropout"}
+_EVAL_NORM, _OWN_NORM = "_native_batch_norm_legit_no_training", "_native_batch_norm_legit"
+_FIRST = {_EVAL_NORM, _OWN_NORM, "max_pool2d_with_indices", "max_pool3d_with_indices", "native_dropout"}
+_WRITES = {"slice_scatter", "select_scatter"}
 _COPIES = {"clone", "detach", "alias", "contiguous", "lift_fresh_copy", "detach_", "lift_fresh"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 _VIEWS = SHAPES | _PARTS | {"detach", "alias", "contiguous", "as_strided", "narrow", "diagonal", "movedim", "view_as"}
@@ -81,7 +82,7 @@ def capture(model: nn.Module, example_inputs: Any) -> fx.GraphModule:
             raise UserError(f"the network cannot be captured as a graph: {line}") from error
         if _mutates(program.graph) or _unknown(program.graph):
             table = torch.export.default_decompositions()
-            for op in [op for op in table if _name(op) in OPERATORS or _name(op) in _CONVOLUTIONS]:
+            for op in [op for op in table if _name(op) in OPERATORS | _WRITES | set(_CONVOLUTIONS)]:
                 table.pop(op)
             program = program.run_decompositions(table)
         unlifted = _module(program)
@@ -205,8 +206,8 @@ def _one_form(graph: fx.Graph) -> None:
             source.replace_all_uses_with(node, lambda user, node=node: node < user)
         if name in _CHECKS:
             graph.erase_node(node)
-        elif name in _COPIES or _takes_all(node, name):
-            node.replace_all_uses_with(node.args[0])
+        elif name in _COPIES or _takes_all(node, name) or _overwrites(node, name):
+            node.replace_all_uses_with(node.args[1 if name == "copy" else 0])
             graph.erase_node(node)
         elif name in ("view", "_unsafe_view"):
             node.target = aten.reshape.default  # the copies that made it a view are gone
@@ -216,12 +217,21 @@ def _one_form(graph: fx.Graph) -> None:
             _as_slices(node, name)
         elif name in _FIRST:
             _as_one(node, name)
+        elif name in _WRITES:
+            _as_concat(node, name)
     graph.eliminate_dead_code()
     graph.lint()
 
 
 def _takes_all(node: Any, name: str) -> bool:
     return name == "slice" and shape(node) == shape(node.args[0]) and node.args[2:4] in ((0, 2**63 - 1), (None, None))
+
+
+def _overwrites(node: Any, name: str) -> bool:
+    if name != "copy":
+        return False
+    before, after = node.meta["val"], node.args[1].meta["val"]
+    return shape(node) == shape(node.args[1]) and before.dtype == after.dtype
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -283,13 +293,50 @@ def _as_slices(node: fx.Node, name: str) -> None:
     node.graph.erase_node(node)
 
 
+def _as_concat(node: fx.Node, name: str) -> None:
+    """A tensor of which a part is overwritten, as what lies before that part, the part, and what lies behind it."""
+    given, graph = _arguments(node), node.graph
+    source: Any = node.args[0]
+    part: Any = given["src"]
+    dim = given.get("dim", 0) % len(shape(node))
+    size = source.meta["val"].shape[dim]
+    if name == "select_scatter":
+        start = given["index"]
+        end, step = start + 1, 1
+    else:
+        start, end, step = given.get("start") or 0, given.get("end"), given.get("step", 1)
+        end = 2**63 - 1 if end is None else end
+    if shape(part) == shape(node):
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
+    if shape(part) == shape(node) or step != 1 or not all(isinstance(n, int) for n in (size, start, end)):
+        return
+    start, end = (max(0, min(n + size if n < 0 else n, size)) for n in (start, end))
+
+    def made(target: Any, *args: Any) -> fx.Node:
+        with graph.inserting_before(node):
+            new = graph.call_function(target, args)
+        new.meta = {**node.meta, "val": target(args[0].meta["val"], *args[1:])}
+        return new
+
+    ends = [made(aten.slice.Tensor, source, dim, a, b) if a < b else None for a, b in ((0, start), (end, size))]
+    middle = made(aten.unsqueeze.default, part, dim) if name == "select_scatter" else part
+    node.target, node.args = aten.cat.default, ([n for n in (ends[0], middle, ends[1]) if n is not None], dim)
+    node.kwargs = {}
+
+
 def _as_one(node: fx.Node, name: str) -> None:
     """The first result of an operator with several, as the operator that gives it alone."""
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
         return
+    if name == _OWN_NORM and node.target._overloadname != "no_stats":  # type: ignore[union-attr]
+        return
     if name == _EVAL_NORM:
         *tensors, momentum, eps = node.args
         node.target, node.args = aten.batch_norm.default, (*tensors, False, momentum, eps, False)
+    elif name == _OWN_NORM:  # by the statistics of what comes in, as weights are standardised
+        *tensors, training, momentum, eps = node.args
+        node.target, node.args = aten.batch_norm.default, (*tensors, None, None, training, momentum, eps, False)
     elif name == "native_dropout":
         node.target, node.args = aten.dropout.default, (node.args[0], node.args[1], False)
     else:

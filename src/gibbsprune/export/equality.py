@@ -65,13 +65,14 @@ def difference_in_double(model: nn.Module, other: nn.Module, args: tuple[Any, ..
 
 
 @torch.no_grad()
-def own_error(model: nn.Module, args: tuple[Any, ...]) -> float:
+def own_error(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """How far rounding moves a network's output: its difference to itself in float64; 0 where it does not run in it."""
     try:
-        exact = copy.deepcopy(model).double()(*in_double(args))
+        given, named = in_double((args, kwargs))
+        exact = copy.deepcopy(model).double()(*given, **named)
     except Exception:  # a type written into the network's own code
         return 0.0
-    return difference(exact, model(*copy.deepcopy(args)))
+    return difference(exact, model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
 
 
 def in_double(values: Any) -> Any:

@@ -184,7 +184,7 @@ class Pointwise(Rule):
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
         if len(self.parts) == 1:
             return [self.parts[0].want(wanted)]
-        if any(self.uneven()):
+        if any(self.uneven()) and self.plan.prefer == "speed":  # for size, what fills it up is put in later
             wanted = mask_of(product(wanted), wanted.shape)
         return [
             None if part.fixed else part.want(ease(wanted, part.facts.live.expand(wanted.shape))) for part in self.parts
@@ -350,7 +350,7 @@ class Concat(Rule):
         return self.made
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
-        if sum(n > 1 for n in wanted.shape) > 1:
+        if sum(n > 1 for n in wanted.shape) > 1 and self.plan.prefer == "speed":
             wanted = mask_of(product(wanted), wanted.shape)
         pieces = wanted.split(self.sizes, self.axis) if self.joined else [wanted] * len(self.parts)
         return [

@@ -175,11 +175,11 @@ class Cut(Move):
         return Facts(tuple(dims), self.x.live.reshape(self.array), self.x.value.reshape(self.array))
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
-        if self.whole:
-            return [wanted.reshape(self.x.live.shape)]
+        return [wanted.reshape(self.x.live.shape) if self.whole else self._read(wanted)]
+
+    def _read(self, wanted: Tensor) -> Tensor:
         found = torch.zeros_like(self.x.live)
-        part = wanted.unsqueeze(self.axis) if self.one else wanted
-        return [found.index_copy(self.axis, self.taken, part)]
+        return found.index_copy(self.axis, self.taken, wanted.unsqueeze(self.axis) if self.one else wanted)
 
     def edit(self, wanted: Tensor) -> Tensor:
         plan, node = self.plan, self.node
@@ -192,14 +192,16 @@ class Cut(Move):
         source = self.source
         others = [axis for axis in range(grid.dim()) if axis != self.axis]
         index = coordinates(grid, self.x.live.shape)[self.axis]
-        if (index.amin(others) != index.amax(others)).any():
-            target = product(mask_of(grid, self.x.live.shape))
+        gone = not torch.isin(index, self.taken).any()  # constants, which have not been kept
+        if gone or (index.amin(others) != index.amax(others)).any():
+            kept = mask_of(grid, self.x.live.shape)
+            target = product(kept | self._read(wanted) if gone else kept)
             source, grid = plan.aligned(node, source, (self.x, grid), target), target
             index = coordinates(grid, self.x.live.shape)[self.axis]
         line = index.amin(others)
         at = [i for t in self.taken.tolist() for i in (line == t).nonzero().flatten().tolist()]
-        kept = torch.tensor(at)
-        coords = coordinates(grid.index_select(self.axis, kept), self.x.live.shape)
+        picks = torch.tensor(at)
+        coords = coordinates(grid.index_select(self.axis, picks), self.x.live.shape)
         new = [x for axis, x in enumerate(coords) if axis != self.axis or not self.one]
         if self.one:
             node.args = (source, self.dim, at[0])
@@ -209,7 +211,7 @@ class Cut(Move):
         if at == list(range(at[0], at[0] + len(at))):
             node.args = (source, self.dim, at[0], at[0] + len(at))
         else:
-            picked = plan.picked(node, source, self.dim, self.x.along(self.dim), line, line[kept])
+            picked = plan.picked(node, source, self.dim, self.x.along(self.dim), line, line[picks])
             node.args = (picked, self.dim, 0, ALL)
         return numbers(new, wanted.shape)
 

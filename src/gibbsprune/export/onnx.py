@@ -20,8 +20,9 @@ from gibbsprune.errors import UserError
 from gibbsprune.export.equality import difference, own_error, rounding
 from gibbsprune.export.int8 import quantized
 from gibbsprune.export.pixels import with_pixels
+from gibbsprune.export.signature import by_name, exported, first_line, lengths_of, names_of, split, tensors_of
 from gibbsprune.files import write_atomic
-from gibbsprune.looking import arguments
+from gibbsprune.looking import arguments, plain_eval
 from gibbsprune.masking import check_plain
 
 DTYPES = ("float32", "float16", "int8")
@@ -38,22 +39,24 @@ class ExportReport:
 
 def export_onnx(
     model: nn.Module,
-    example_inputs: Tensor | Sequence[Tensor],
+    example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     path: str | os.PathLike[str],
     dtype: str = "float32",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     metadata: Mapping[str, str] | None = None,
-    calibration: Tensor | Sequence[Tensor] | None = None,
+    calibration: Tensor | Sequence[Tensor] | Mapping[str, Tensor] | None = None,
 ) -> ExportReport:
     """Write the eval mode of a finalized model to ``path``, with a free batch size.
 
     The file is run with ONNX Runtime at the example inputs, at their batch size, at one and at three more, and
-    refused if it differs from PyTorch. Inputs are called "input", or "input_0", "input_1" and so on.
+    refused if it differs from PyTorch. Inputs are called "input", or "input_0", "input_1" and so on; those given by
+    name keep their names. The length of sequences of tokens is free too, where the model allows it. Models of
+    transformers are exported without their cache.
 
     Args:
         model: a finalized model.
-        example_inputs: one input, or the sequence of the arguments of ``forward``.
+        example_inputs: one input, the sequence of the arguments of ``forward``, or a dict of named ones.
         path: of the file.
         dtype: that of the stored weights: with "float16" the file is half as large, and its runtime still computes in
             float32; with "int8" it is a quarter, computes in eight bits, and zeros stay zeros
@@ -70,30 +73,36 @@ def export_onnx(
     if (dtype == "int8") != (calibration is not None):
         raise UserError(f"dtype is '{dtype}': calibration is given with int8, and only then")
     onnx, _ = _packages()
-    bare, (model, inputs) = model, with_pixels(*prepared(model, example_inputs), mean, std)
-    names = ["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))]
-    with quiet(), torch.no_grad():
-        shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-        try:
-            program = torch.onnx.export(
-                model, inputs, dynamo=True, dynamic_shapes=shapes, input_names=names, verbose=False
-            )
-        except Exception as error:  # of the exporter's many steps
-            raise UserError(f"the model cannot be exported to ONNX: {first_line(error)}") from error
-    assert program is not None
+    bare, names = model, names_of(model, example_inputs)
+    model, inputs = with_pixels(*prepared(model, tensors_of(names, example_inputs)), mean, std)
+    called = names or (["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))])
+    with quiet(), torch.no_grad(), plain_eval(model):
+        program = exported(
+            lambda args, named, shapes: torch.onnx.export(
+                model, args, kwargs=named, dynamo=True, dynamic_shapes=shapes, input_names=called, verbose=False
+            ),
+            inputs,
+            names,
+            "the model cannot be exported to ONNX",
+        )
     proto = program.model_proto
     if dtype == "float16":
         _halve(onnx, proto)
     if dtype == "int8":
-        _, given = with_pixels(*prepared(bare, calibration), mean, std)
+        _, given = with_pixels(*prepared(bare, tensors_of(names, calibration)), mean, std)
         with quiet():
             proto = quantized(onnx, proto, given)
     _strip(proto)
     onnx.helper.set_model_props(proto, dict(metadata or {}))
     content = proto.SerializeToString()
-    worst = compared(model, open_onnx(content), inputs)
-    if not worst <= max(TOLERANCE[dtype], rounding(model)) and not worst <= 4 * own_error(model, inputs):
-        raise UserError(f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written.")
+    sizes = [[size.dim_param for size in given.type.tensor_type.shape.dim] for given in proto.graph.input]
+    with plain_eval(model):
+        worst = compared(by_name(model, names), open_onnx(content), *lengths_of(inputs, sizes))
+        close = worst <= max(TOLERANCE[dtype], rounding(model))
+        if not close and not worst <= 4 * own_error(model, *split(inputs, names)):
+            raise UserError(
+                f"the ONNX file would differ from PyTorch by {worst:.1e} of the output's scale; not written."
+            )
     write_atomic(path, content)
     return ExportReport(len(content), worst)
 
@@ -120,7 +129,7 @@ def open_onnx(content: bytes) -> Callable[..., list[Tensor]]:
 
 def export_pt2(
     model: nn.Module,
-    example_inputs: Tensor | Sequence[Tensor],
+    example_inputs: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     path: str | os.PathLike[str],
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -130,23 +139,31 @@ def export_pt2(
 
     Args:
         model: a finalized model.
-        example_inputs: one input, or the sequence of the arguments of ``forward``.
+        example_inputs: one input, the sequence of the arguments of ``forward``, or a dict of named ones, by whose names
+            the program is called.
         path: of the file.
         mean: with ``std``, the program takes raw pixels, as in :func:`export_onnx`.
         std: the standard deviation of each channel.
         metadata: further texts for the file to carry: as JSON in its extra file ``metadata.json``.
     """
-    model, inputs = with_pixels(*prepared(model, example_inputs), mean, std)
-    with quiet(), torch.no_grad():
+    names = names_of(model, example_inputs)
+    model, inputs = with_pixels(*prepared(model, tensors_of(names, example_inputs)), mean, std)
+    with quiet(), torch.no_grad(), plain_eval(model):
+        program = exported(
+            lambda args, named, shapes: torch.export.export(model, args, named, dynamic_shapes=shapes),
+            inputs,
+            names,
+            "the model cannot be exported by torch.export",
+        )
+        buffer = io.BytesIO()
         try:
-            shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-            program = torch.export.export(model, inputs, dynamic_shapes=shapes)
-            buffer = io.BytesIO()
             torch.export.save(program, buffer, extra_files={"metadata.json": json.dumps(dict(metadata or {}))})
-        except Exception as error:  # of the exporter's many steps
+        except Exception as error:  # a type that has no form in the file
             raise UserError(f"the model cannot be exported by torch.export: {first_line(error)}") from error
         again = torch.export.load(io.BytesIO(buffer.getvalue())).module()
-        worst = compared(model, again, inputs)
+        nodes = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
+        sizes = [["" if isinstance(size, int) else str(size) for size in node.meta["val"].shape] for node in nodes]
+        worst = compared(by_name(model, names), by_name(again, names), *lengths_of(inputs, sizes))
     if not worst <= TOLERANCE["float32"]:
         raise UserError(f"the exported program would differ by {worst:.1e} of the output's scale; not written.")
     write_atomic(path, buffer.getvalue())
@@ -158,32 +175,27 @@ def prepared(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, tuple[Te
     import copy
 
     check_plain(model, "exporting")
-    inputs, _ = arguments(example_inputs)
-    if not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
+    inputs, named = arguments(example_inputs)
+    if named or not all(isinstance(x, Tensor) and x.dim() and len(x) for x in inputs):
         raise UserError("example_inputs must be tensors with a batch dimension.")
     inputs = tuple(x.cpu() if len(x) > 1 else torch.cat([x, x]).cpu() for x in inputs)
     return copy.deepcopy(model).cpu().eval(), inputs
 
 
 @torch.no_grad()
-def compared(model: nn.Module, other: Any, inputs: tuple[Tensor, ...]) -> float:
+def compared(model: Callable[..., Any], other: Callable[..., Any], *given: tuple[Tensor, ...]) -> float:
     """The largest difference of two functions at these inputs, at one row of them, and at three rows more."""
-    count = len(inputs[0])
     worst = 0.0
-    for rows in (torch.arange(count), torch.arange(1), torch.arange(count + 3) % count):
-        expected, found = (  # each of its own copy, as it may overwrite its input
-            pytree.tree_leaves(function(*(x[rows].contiguous() for x in inputs))) for function in (model, other)
-        )
-        if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found)):
-            return float("inf")
-        worst = max(worst, difference(expected, found))
+    for inputs in given:
+        count = len(inputs[0])
+        for rows in (torch.arange(count), torch.arange(1), torch.arange(count + 3) % count):
+            expected, found = (  # each of its own copy, as it may overwrite its input
+                pytree.tree_leaves(function(*(x[rows].contiguous() for x in inputs))) for function in (model, other)
+            )
+            if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(expected, found)):
+                return float("inf")
+            worst = max(worst, difference(expected, found))
     return worst
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, in one line: that of the exception behind it where there is one."""
-    behind = error.__cause__ or error
-    return next((line.strip() for line in str(behind).splitlines() if line.strip()), type(behind).__name__)
 
 
 @contextlib.contextmanager
