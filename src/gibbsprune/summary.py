@@ -11,7 +11,7 @@ from torch import nn
 
 from .samplers import CHAINS
 from .text import columns
-from .weights import Layer, on_request, prunable
+from .weights import Layer, on_request, parameter_of, prunable
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, 
         model: the network.
         pruned: what is pruned of it.
     """
-    chosen, seen = {id(layer.stored) for layer in pruned}, {id(layer.stored) for layer in prunable(model).values()}
+    chosen = {id(layer.stored) for layer in pruned}
+    seen = {id(parameter_of(layer.module, layer.parameter)) for layer in prunable(model).values()}
     found, vectors = {}, 0
     for name, layer in on_request(model).items():
         if id(layer.stored) in chosen | seen:
