@@ -41,7 +41,8 @@ SHRUNK = {**RISING, "survivors": "shrunk"}
 
 @pytest.mark.parametrize(
     ("structure", "settings"),
-    [*((structure, {}) for structure in (*EXAMPLES, "neuron")), ("2:4", {"units": "threshold", "gradient": "straight-through"}),
+    [*((structure, {}) for structure in (*EXAMPLES, "neuron")),
+     ("2:4", {"units": "threshold", "gradient": "straight-through"}),
      ("weight", RISING), ("filter", RISING), ("weight", SHRUNK), ("kernel", SHRUNK),
      ("2:4", {"units": "threshold", "gradient": "straight-through", "survivors": "shrunk"}),
      ("weight", {"gradient": "law", "units": "threshold"})],

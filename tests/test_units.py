@@ -125,6 +125,27 @@ def test_heads_of_torchs_own_attention_need_no_inputs() -> None:
     check_removed(pruner, x, {"linear1.weight": (12, WIDTH), "linear2.weight": (WIDTH, 12)})
 
 
+@pytest.mark.parametrize(
+    ("structure", "layers"), [("head", ("attn.c_attn", "attn.c_proj")), ("neuron", ("mlp.c_fc", "mlp.c_proj"))]
+)
+def test_weights_that_are_stored_with_inputs_first(structure: str, layers: tuple[str, str]) -> None:
+    """GPT-2, whose dense layers are of another class and layout."""
+    transformers = pytest.importorskip("transformers", reason="transformers are not installed")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_embd=16, n_layer=1, n_head=4, n_positions=7, bos_token_id=1, eos_token_id=2
+    )
+    model = seeded(lambda: transformers.GPT2LMHeadModel(config)).eval()
+    words = {"input_ids": torch.arange(14).view(2, 7)}
+    pruner = gp.GibbsPruner(model, 0.5, structure=structure, example_inputs=words)
+    one, two = (f"transformer.h.0.{name}" for name in layers)
+    assert pruner.summary().tied == {two: one}
+    expected = model(**words).logits
+    sizes = {name: pruner.layers[name].stored.numel() for name in (one, two)}
+    small: Any = gp.compact(pruner.finalize(), words)
+    torch.testing.assert_close(small(**words).logits, expected)
+    assert {name: 2 * small.get_submodule(name).weight.numel() for name in (one, two)} == sizes
+
+
 @pytest.mark.parametrize("examples", [None, inputs()])
 def test_neurons_with_their_gates(examples: Tensor | None) -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(5, WIDTH), Gated(), nn.Linear(WIDTH, 3)))
