@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gibbsprune as gp
 
-KINDS = ("weight", "kernel", "filter", "2:4")
+KINDS = ("weight", "kernel", "filter", "neuron", "2:4")
 LAYERS = ["2", "5", "7"]
 
 

@@ -436,6 +436,7 @@ def five(weights):
         (lambda: gp.Pairwise([(0, 1)], 1.0, "network"), "within is 'network': allowed are 'neighbourhood', 'kernel'"),
         (lambda: gp.Pairwise([(0, 1)], 1.0, base=gp.Quadratic()), "base is Quadratic"),
         (lambda: gp.Pairwise.low_rank(np.ones((4, 9))), r"vectors have shape \(4, 9\)"),
+        (lambda: gp.Pairwise.low_rank("many"), "vectors is 'many': allowed are numbers of shape"),
         (lambda: gp.Neighbours(-1.0), "attraction is -1.0: allowed are numbers from 0"),
         (lambda: gp.Redundancy(-1.0), "repulsion is -1.0: allowed are numbers from 0"),
         (lambda: gp.sample(torch.ones(2, 3), gp.Pairwise([(0, 7)], 1.0), "filter"),

@@ -95,3 +95,14 @@ def test_magnetisation_by_neighbourhood_size():
 def test_refused():
     with pytest.raises(UserError, match="draws is 1: allowed are whole numbers from 2"):
         pruner_at(1.0).diagnostics(draws=1)
+
+
+def test_the_energy_of_a_unit_is_that_of_its_rows_side_by_side():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    pruner = gp.GibbsPruner(model, 0.5, structure="neuron", schedule=lambda epoch: 1e6)
+    rows = torch.cat([pruner.layers["0"].stored, pruner.layers["2"].stored.T], 1).detach()
+    mask = gp.converged_mask(rows, pruner.masks["0"].sparsity, "filter")
+    expected = gp.energy(mask, rows, None, "filter", pruner.masks["0"].sparsity) / rows.numel()
+    found = pruner.diagnostics().layers
+    assert [layer.energy for layer in found] == pytest.approx([float(expected)] * 2, rel=1e-5)

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from c_programs import assert_close, built, need, run, source_of, written
 from export_zoo import ZOO, prune, randomise
-from gibbsprune import UserError, compact, export_c
+from gibbsprune import UserError, compact, converged_mask, export_c
 from gibbsprune.export.aten import capture
 from gibbsprune.export.c.fuse import fused
 from gibbsprune.export.c.library import Library, library
@@ -318,6 +318,25 @@ def test_weights_are_stored_small(dtype: str, tolerance: float, tmp_path: Path) 
     assert report.weights <= each * survivors + biases
     assert [path.name for path in report.files] == ["small.c", "small.h", "main.c"]
     assert "for each thread" in str(report)
+
+
+@pytest.mark.parametrize(("structure", "kept"), [("2:4", 0.5), ("4x4", 0.25), ("at-most-3", 0.25)])
+def test_patterns_are_stored_and_computed_small(structure: str, kept: float) -> None:
+    """Patterns of hardware are zeros like others here: what they remove is not stored, and saves time."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten()),
+        nn.Linear(1024, 12),
+    )
+    dense, x = randomise(model, generator), torch.randn(2, 3, 8, 8, generator=generator)
+    whole = source_of(dense, x)
+    for layer in (model[2], model[5]):
+        mask = converged_mask(layer.weight.detach(), None if structure == "2:4" else 1 - kept, structure)
+        layer.weight.data *= mask
+    source = source_of(model, x)
+    check(model, x, source)
+    assert len(source.data) < (kept + 0.1) * len(whole.data)
+    assert cost(source.network) < 0.9 * cost(whole.network)
 
 
 def test_the_example_program(tmp_path: Path) -> None:

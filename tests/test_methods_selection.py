@@ -387,7 +387,8 @@ def test_every_method_of_the_comparison_has_its_structures():
     every = KINDS
     assert set(KINDS) == {*whole, "nm", "at-most"}
     assert {name: how.structures if how.prunes else () for name, how in METHODS.items()} == {
-        "gibbs": every, "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
+        "gibbs": (*every, "head", "neuron"),
+        "dense": (), "l1": ("weight",), "magnitude": ("weight",), "lottery": ("weight",),
         "targeted-dropout": whole, "filter-l1": ("kernel", "filter"), "thinet": ("filter",), "random-mask": every,
         "reinit": every, "gradual": every, "feedback": every, "rigl": ("weight",), "lr-rewinding": ("weight",),
         "str": ("weight",),

@@ -44,7 +44,8 @@ RISES = {"fading": 0.0}
 
 @pytest.mark.parametrize(
     ("structure", "settings"),
-    [*((structure, {}) for structure in EXAMPLES), ("2:4", {"units": "threshold", "gradient": "straight-through"}),
+    [*((structure, {}) for structure in (*EXAMPLES, "neuron")),
+     ("2:4", {"units": "threshold", "gradient": "straight-through"}),
      ("weight", RISING), ("filter", RISING), ("weight", SHRUNK), ("kernel", SHRUNK),
      ("2:4", {"units": "threshold", "gradient": "straight-through", "survivors": "shrunk"}),
      ("weight", {"gradient": "law", "units": "threshold"}),
@@ -96,7 +97,7 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
             steps += 1
     fleet.epoch = 1 + epoch
     agreement = fleet.finish()[0]["agreement"]
-    decided = structure in ("filter", "column", "4x4") or "importance" in settings or settings is RISES
+    decided = structure in ("filter", "column", "4x4", "neuron") or "importance" in settings or settings is RISES
     assert agreement < 1 or decided, "nothing was left to chance"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the masks have not converged

@@ -72,3 +72,10 @@ def test_after_finalize_it_counts_zeros():
     with torch.no_grad():
         model[1].weight[:] = 0
     assert pruner.summary().layers[0].achieved == 1.0
+
+
+def test_a_layer_with_a_weight_norm_is_left_out_and_told():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    nn.utils.parametrizations.weight_norm(model[0])
+    pruner = gp.GibbsPruner(model, 0.5, include="1")
+    assert pruner.summary().skipped["0"] == "not included"

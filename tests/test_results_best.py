@@ -1,4 +1,4 @@
-"""The sweeps of results/best: which runs they are, and what they choose."""
+"""The sweeps of results: which runs they are, and what they choose."""
 
 from __future__ import annotations
 
@@ -36,3 +36,31 @@ def test_the_penalty_is_chosen_on_held_out_images_before_the_test_set_is_looked_
     assert len(tested) == 6
     del results[best[0]]
     assert {spec.recipe.name for spec in sweep.everything(results) if spec.data == "cifar10"} == {"paper"}
+
+
+def test_patterns_are_compared_with_single_weights_and_with_magnitudes_of_equal_epochs():
+    specs = declare.read(BEST.parent / "patterns.py").everything({})
+    assert {(s.data, s.model, s.recipe.name, s.total_epochs) for s in specs} == {("cifar10", "resnet20", "modern", 200)}
+    pruned = [spec for spec in specs if spec.method != "dense"]
+    cells = {("2:4", 0.5), ("1:4", 0.75), ("1x4", 0.75), ("at-most-3", 0.75), ("weight", 0.5), ("weight", 0.75)}
+    kinds = {(s.method, s.structure, s.sparsity, s.seed) for s in pruned}
+    assert kinds == {(m, *c, seed) for m in ("gibbs", "gradual", "feedback") for c in cells for seed in range(3)}
+    assert len(specs) == len(kinds) + 3
+
+
+def test_energies_are_compared_with_those_of_the_paper_in_the_same_units():
+    specs = declare.read(BEST.parent / "energies.yaml").everything({})
+    assert {(spec.recipe.name, spec.total_epochs, spec.recipe.final) for spec in specs} == {("modern", 200, "sample")}
+    new = [
+        spec
+        for spec in specs
+        if spec.hamiltonian not in ("square", "quadratic") or spec.setting("importance") != "magnitude"
+    ]
+    for spec in new:
+        plain = {"weight": "square", "filter": "quadratic"}[spec.structure]
+        assert any(
+            (other.hamiltonian, other.setting("units"), other.sparsity, other.seed, other.setting("importance"))
+            == (plain, spec.setting("units"), spec.sparsity, spec.seed, "magnitude")
+            for other in specs
+        )
+    assert len(new) == 15

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .recalibration import recalibrate
     from .saving import plain_state
     from .schedules import ConstantSchedule, CubicSchedule, Join, LinearSchedule, LogSchedule, Schedule
-    from .structures import NM, AtMost, Block, Column, Filter, Kernel, Structure, Weight
+    from .structures import NM, AtMost, Block, Column, Filter, Head, Kernel, Neuron, Structure, Unit, Weight
     from .threshold import converged_mask, threshold
     from .training.finished import load_run
 
@@ -62,18 +62,21 @@ __all__ = [
     "Filter",
     "GibbsPruner",
     "Hamiltonian",
+    "Head",
     "Join",
     "Kernel",
     "Linear",
     "LinearSchedule",
     "LogSchedule",
     "Neighbours",
+    "Neuron",
     "Pairwise",
     "Quadratic",
     "QuantizationAware",
     "Redundancy",
     "Schedule",
     "Structure",
+    "Unit",
     "UserError",
     "Weight",
     "__version__",
@@ -125,7 +128,9 @@ _HOMES = {
     "recalibration": ("recalibrate",),
     "saving": ("plain_state",),
     "schedules": ("ConstantSchedule", "CubicSchedule", "Join", "LinearSchedule", "LogSchedule", "Schedule"),
-    "structures": ("AtMost", "Block", "Column", "Filter", "Kernel", "NM", "Structure", "Weight"),
+    "structures": (
+        *("AtMost", "Block", "Column", "Filter", "Head", "Kernel", "NM", "Neuron", "Structure", "Unit", "Weight"),
+    ),
     "threshold": ("converged_mask", "threshold"),
     "training.finished": ("load_run",),
 }

@@ -227,7 +227,10 @@ class Pairwise(WithField):
         ``vectors`` is (squares, elements), one to three squares. A_ij = −Σ_r v_ri v_rj; a single vector of √c is
         :class:`~gibbsprune.Quadratic`.
         """
-        v = torch.as_tensor(vectors, dtype=torch.float64).detach().cpu()
+        try:
+            v = torch.as_tensor(vectors, dtype=torch.float64).detach().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            raise bad("vectors", vectors, f"numbers of shape (1 to {RANK}, elements)") from None
         if v.dim() != 2 or not 1 <= len(v) <= RANK or not bool(torch.isfinite(v).all()):
             raise UserError(
                 f"vectors have shape {tuple(v.shape)}: allowed are finite numbers of shape (1 to {RANK}, elements)"

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from .hamiltonians import energy
 from .law import Law
-from .site import Site
+from .site import Site, joint_rows, units
+from .structures import Filter
 from .text import columns
 
 APART = 0.02  # of the magnetisation of two chains, beyond what chance makes of it: they have not met
@@ -160,7 +161,7 @@ class _Record:
     """What is kept of the masks of a layer as they come."""
 
     def __init__(self, site: Site, weight: Tensor) -> None:
-        self.site, self.weight = site, weight
+        self.site = site
         self.energies: list[float] = []
         self.magnetisations: list[float] = []
         self.flips: list[float] = []
@@ -168,10 +169,8 @@ class _Record:
         self.count = 0
         self.last: Tensor | None = None
 
-    def add(self, mask: Tensor, counts: bool) -> None:
-        site = self.site
-        cut = mask.reshape(site.cut), self.weight.reshape(site.cut)
-        self.energies.append(float(energy(*cut, site.hamiltonian, site.structure, site.sparsity)))
+    def add(self, mask: Tensor, energy: float, counts: bool) -> None:
+        self.energies.append(energy)
         self.magnetisations.append(2 * float(mask.float().mean()) - 1)
         if self.last is not None and counts:
             self.flips.append(float((mask != self.last).float().mean()))
@@ -185,14 +184,30 @@ class _Record:
         return float((4 * chance * (1 - chance)).sum()) * self.count / max(1, self.count - 1)
 
 
+def _energies(sites: Sequence[Site], weights: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
+    """H of every layer's mask; that of a unit is shared out to its layers by their weights."""
+    found = [0.0] * len(sites)
+    for unit in units(sites):
+        tied = [sites[i] for i in unit]
+        site, structure = tied[0], tied[0].structure if len(tied) == 1 else Filter()
+        mask, weight = masks[unit[0]].reshape(site.cut), weights[unit[0]].reshape(site.cut)
+        if len(tied) > 1:
+            mask, weight = (joint_rows([values[i] for i in unit], tied) for values in (masks, weights))
+        total = float(energy(mask, weight, site.hamiltonian, structure, site.sparsity))
+        for i, part in zip(unit, tied):
+            found[i] = total * part.size / sum(one.size for one in tied)
+    return found
+
+
 def _watch_draws(
     sites: Mapping[str, Site], weights: Sequence[Tensor], beta: float, draws: int, seed: int
 ) -> dict[str, LayerDiagnostics]:
     law, generator, betas = _law(sites.values(), weights, beta, seed)
     records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
     for _ in range(max(2, draws)):
-        for record, mask in zip(records, law.draw(weights, betas, [generator])):
-            record.add(mask, counts=True)
+        masks = law.draw(weights, betas, [generator])
+        for record, mask, now in zip(records, masks, _energies(list(sites.values()), weights, masks)):
+            record.add(mask, now, counts=True)
     return {name: _summed(name, [record]) for name, record in zip(sites, records)}
 
 
@@ -207,8 +222,8 @@ def _watch_chains(
         records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
         for sweep in range(sweeps):
             masks = law.draw(weights, betas, [generator], before=masks)
-            for record, mask in zip(records, masks):
-                record.add(mask, counts=sweep >= sweeps // 2)
+            for record, mask, now in zip(records, masks, _energies(list(sites.values()), weights, masks)):
+                record.add(mask, now, counts=sweep >= sweeps // 2)
         for pair, record in zip(both, records):
             pair.append(record)
     return {name: _summed(name, pair) for name, pair in zip(sites, both)}

@@ -43,10 +43,16 @@ CHANNELWISE_LAYERS = (
 
 @dataclass
 class Seen:
-    """What is seen in a network's graph: the modules whose outputs leave it, and the one before a depthwise one."""
+    """What is seen in a network's graph: the modules whose outputs leave it, and the one before a depthwise one.
+
+    ``owners`` are the steps that multiply by weights, with the module of these; ``exported`` whether the graph is that
+    of torch.export, of operators and with shapes.
+    """
 
     leaving: set[str] = field(default_factory=set)
     before: dict[str, str] = field(default_factory=dict)
+    owners: dict[Node, str] = field(default_factory=dict)
+    exported: bool = False
 
 
 def leaving(model: nn.Module, examples: Any = None) -> set[str]:
@@ -90,7 +96,8 @@ def look(model: nn.Module, examples: Any = None) -> Seen | None:
         for module, attributes in before:  # what the code has put aside meanwhile
             module.__dict__.clear()
             module.__dict__.update(attributes)
-    seen, owners = Seen(), {}
+    seen = Seen()
+    owners = seen.owners
     reached = {node for node in graph.nodes if node.op == "output"}
     for node in reversed(graph.nodes):  # each comes after its inputs
         if node.op == "call_module":
@@ -105,12 +112,7 @@ def look(model: nn.Module, examples: Any = None) -> Seen | None:
             seen.leaving.update(inner[-1:])
             reached.update([] if inner else node.all_input_nodes)
 
-    def passes(node: Node) -> bool:
-        if node.op == "call_module":
-            return isinstance(model.get_submodule(str(node.target)), CHANNELWISE_LAYERS)
-        return str(getattr(node.target, "__name__", node.target)).strip("_") in CHANNELWISE
-
-    seen.before = _before(model, owners, passes)
+    seen.before = _before(model, owners, lambda node: channelwise(model, node))
     return seen
 
 
@@ -129,24 +131,34 @@ def _exported(model: nn.Module, examples: Any) -> Seen | None:
             weights[node] = named
         elif node.op == "call_function" and node.all_input_nodes and all(n in weights for n in node.all_input_nodes):
             weights[node] = weights[node.all_input_nodes[0]]
-    seen, owners = Seen(), {}
+    seen = Seen(exported=True)
+    owners = seen.owners
     reached = {node for node in program.graph.nodes if node.op == "output"}
     for node in reversed(program.graph.nodes):
         matrices = [weights[part] for part in node.all_input_nodes if part in weights]
-        if matrices and _operator(node) in MIXING and node not in weights:
+        if matrices and operator(node) in MIXING and node not in weights:
             owners[node] = matrices[0].rpartition(".")[0]
         if node in reached and node in owners:
             seen.leaving.add(owners[node])
         elif node in reached:
             reached.update(node.all_input_nodes)
-    seen.before = _before(model, owners, lambda node: _operator(node).strip("_") in CHANNELWISE)
+    seen.before = _before(model, owners, lambda node: channelwise(model, node))
     return seen
 
 
-def _operator(node: Node) -> str:
-    """The name of an operator of torch; "" for anything else."""
+def operator(node: Node) -> str:
+    """The name of a function, a method or an operator of torch; "" for anything else."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
     parts = str(node.target).split(".")
-    return parts[1] if parts[0] == "aten" else ""
+    return parts[1] if parts[0] == "aten" else str(getattr(node.target, "__name__", node.target))
+
+
+def channelwise(model: nn.Module, node: Node) -> bool:
+    """Whether a step treats every channel of its first argument by itself."""
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(str(node.target)), CHANNELWISE_LAYERS)
+    return operator(node).strip("_") in CHANNELWISE
 
 
 def _before(model: nn.Module, owners: Mapping[Node, str], passes: Callable[[Node], bool]) -> dict[str, str]:

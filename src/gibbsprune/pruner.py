@@ -56,7 +56,7 @@ class GibbsPruner:
         sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a mapping or function from layer
             name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
             all layers together.
-        structure: ``"weight"``, ``"kernel"``, ``"filter"``, ``"2:4"`` or another of :mod:`gibbsprune.structures`.
+        structure: ``"weight"``, ``"filter"``, ``"2:4"``, ``"head"`` or another of :mod:`gibbsprune.structures`.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
             for the structure's best with β in units of the threshold, so that one schedule suits every network:
             ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
@@ -76,7 +76,7 @@ class GibbsPruner:
         survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
             that weights come and go at zero; None for the first, with ``law="rising"`` the second.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
-            network where its own code cannot be traced, and for a budget of multiply-adds.
+            network where its own code cannot be traced, attention heads, and for a budget of multiply-adds.
         sweeps: of a chain.
         warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
         importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times

@@ -16,7 +16,8 @@ from torch.nn.utils import parametrize
 from .checks import check_sparsity, excluding, layers_told
 from .errors import UserError
 from .flow import CONVOLUTIONS, Seen, look, outputs
-from .structures import Structure, as_structure
+from .structures import Joint, Structure, as_structure
+from .units import united
 from .weights import Layer, on_request, prunable, transforms
 
 Selector = str | type | Callable[[str, nn.Module], bool]
@@ -51,7 +52,8 @@ def select(
         examples: inputs of the model, for :func:`gibbsprune.flow.leaving`.
     """
     candidates, others = prunable(model), on_request(model)
-    seen = look(model, examples) if include is None or structure.name == "filter" else None
+    joint = any(isinstance(kind, Joint) for kind in (structure, *_own(include)))
+    seen = look(model, examples) if include is None or joint or structure.name == "filter" else None
     if include is None:
         if not candidates:
             kinds = "no convolution, dense, recurrent or attention layer"
@@ -69,8 +71,16 @@ def select(
     layers = {name: layer.suited(structure) for name, layer in candidates.items() if name not in skipped}
     if not layers:
         raise UserError("the model has nothing to prune: include and exclude leave no layer")
+    if joint:
+        layers, left = united(layers, structure, model, seen)
+        skipped |= left
     _check(model, layers)
     return _tied(layers, seen) if seen and structure.name == "filter" else layers, skipped
+
+
+def _own(include: Selectors) -> list[Structure]:
+    """The structures that a mapping gives to layers."""
+    return [as_structure(kind) for kind in include.values()] if isinstance(include, Mapping) else []
 
 
 def _tied(layers: Mapping[str, Layer], seen: Seen) -> dict[str, Layer]:
@@ -90,6 +100,7 @@ def spared(candidates: Mapping[str, Layer], structure: Structure, seen: Seen | N
 
     They are the layers whose outputs leave the network, the first convolution, which sees the data, and with filters
     the projections of residual shortcuts, known as 1×1 convolutions with a stride: their outputs are added to others.
+    Units have none of the outputs that leave.
 
     Args:
         candidates: the layers of a network that could be pruned, by name.
@@ -111,6 +122,8 @@ def spared(candidates: Mapping[str, Layer], structure: Structure, seen: Seen | N
     }
     if structure.name != "filter":
         del reasons["projection of a shortcut"]
+    if isinstance(structure, Joint):
+        del reasons["its outputs leave the network"]
     skipped: dict[str, str] = {}
     for reason, names in reasons.items():
         if candidates.keys() - skipped.keys() - set(names):

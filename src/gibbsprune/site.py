@@ -14,7 +14,7 @@ from torch import Tensor
 from .checks import bad, check_one_of, check_sparsity, excluding, layers_told
 from .errors import UserError
 from .graphs import Graph
-from .hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
+from .hamiltonians import RELATIVE, Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .limits import check_room
 from .samplers import resolve
 from .structures import Structure, given_sparsity
@@ -181,6 +181,9 @@ def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, float]) -> di
     first: dict[str, str] = {}
     for name in layers:
         root = name
+        if (one := layers[name].tied) and layers[name].own and sparsities[one] != sparsities[name]:
+            told = f"{sparsities[one]} for {one!r} and {sparsities[name]} for {name!r}"
+            raise UserError(f"sparsity is {told}: layers of one unit are pruned together, with one sparsity")
         while layers[root].tied and sparsities[layers[root].tied] == sparsities[root]:
             root = layers[root].tied
         first[name] = root
@@ -189,9 +192,12 @@ def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, float]) -> di
 
 
 def _law(hamiltonian: Hamiltonian, structure: Structure) -> Hamiltonian:
-    """The Hamiltonian of a layer with a structure of its own: one weight has nothing to be coupled with."""
-    alone = isinstance(hamiltonian, Quadratic) and structure.family == "weight"
-    return Linear("square", hamiltonian.relative) if alone else hamiltonian  # type: ignore[attr-defined]
+    """The Hamiltonian of a layer with a structure of its own: one weight has nothing to be coupled with, weights of a
+    neighbourhood are by the coupling that they have in units of the threshold unless another one is named."""
+    if isinstance(hamiltonian, Quadratic) and structure.family == "weight":
+        return Linear("square", hamiltonian.relative)
+    alone = hamiltonian == RELATIVE["square"] and structure.family != "weight"
+    return RELATIVE["quadratic"] if alone else hamiltonian
 
 
 def joint_rows(weights: Sequence[Tensor], sites: Sequence[Site]) -> Tensor:

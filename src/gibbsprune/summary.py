@@ -11,7 +11,7 @@ from torch import nn
 
 from .samplers import CHAINS
 from .text import columns
-from .weights import Layer, on_request, prunable
+from .weights import Layer, on_request, parameter_of, prunable
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Summary:
     """All layers; ``print(summary)`` shows a table.
 
     ``parameters`` counts those of the whole network; ``others`` are its weights that are pruned where they are named
-    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors. ``tied`` are depthwise layers
-    that are pruned as one with the layer before them. ``plural`` are neighbourhoods in words.
+    alone, with the reason, and ``vectors`` counts its biases, norms and other vectors. ``tied`` are layers that are
+    pruned as one with another: a depthwise one with that before it, those of heads and neurons with the first.
+    ``plural`` are neighbourhoods in words.
     """
 
     structure: str
@@ -85,9 +86,17 @@ class Summary:
         if ways := Counter(layer.sampler for layer in self.layers if layer.sampler):
             left.append("drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
         left += [covers(self.weights, self.parameters)] if self.parameters else []
-        left += [f"one unit: each filter of {first} with its kernels in {name}" for name, first in self.tied.items()]
+        left += self._units()
         left += left_out(self.skipped, self.others, self.vectors)
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *left])
+
+    def _units(self) -> list[str]:
+        if self.structure == "filter":
+            return [f"one unit: each filter of {first} with its kernels in {name}" for name, first in self.tied.items()]
+        parts: dict[str, list[str]] = {}
+        for name, first in self.tied.items():
+            parts.setdefault(first, [first]).append(name)
+        return [f"one unit: each {self.structure} of {', '.join(names)}" for names in parts.values()]
 
 
 def _way(sampler: str) -> str:
@@ -122,7 +131,8 @@ def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, 
         model: the network.
         pruned: what is pruned of it.
     """
-    chosen, seen = {id(layer.stored) for layer in pruned}, {id(layer.stored) for layer in prunable(model).values()}
+    chosen = {id(layer.stored) for layer in pruned}
+    seen = {id(parameter_of(layer.module, layer.parameter)) for layer in prunable(model).values()}
     found, vectors = {}, 0
     for name, layer in on_request(model).items():
         if id(layer.stored) in chosen | seen:

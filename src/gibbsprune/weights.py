@@ -153,10 +153,10 @@ def _of(owner: str, module: nn.Module) -> Iterator[Layer]:
     elif is_conv1d(module):
         yield Layer(owner, module, transposed=True)
     elif isinstance(module, nn.MultiheadAttention):
-        yield from (Layer(owner, module, name) for name in ATTENTION if _parameter(module, name) is not None)
+        yield from (Layer(owner, module, name) for name in ATTENTION if parameter_of(module, name) is not None)
     elif isinstance(module, RECURRENT):
         for name in _names(module):
-            weight = _parameter(module, name)
+            weight = parameter_of(module, name)
             if weight is None or not re.match("weight_(ih|hh|hr)", name):
                 continue
             hidden = int(module.hidden_size)
@@ -165,7 +165,7 @@ def _of(owner: str, module: nn.Module) -> Iterator[Layer]:
     else:
         stacked = getattr(module, "num_experts", None)
         for name in _names(module) if isinstance(stacked, int) else []:
-            weight = _parameter(module, name)
+            weight = parameter_of(module, name)
             if weight is not None and weight.dim() == 3 and len(weight) == stacked:
                 # seen as one layer in groups, the experts one below the other
                 flipped = bool(getattr(module, "is_transposed", False))
@@ -176,8 +176,8 @@ def _names(module: nn.Module) -> list[str]:
     return [*module._parameters, *getattr(module, "parametrizations", ())]
 
 
-def _parameter(module: nn.Module, name: str) -> torch.Tensor | None:
-    """The stored parameter of a module that may be masked."""
+def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The stored parameter of a module that may be masked; None where several make it up, as with a weight norm."""
     if parametrize.is_parametrized(module, name):
         return getattr(module.parametrizations[name], "original", None)  # type: ignore[index]
     return module._parameters.get(name)

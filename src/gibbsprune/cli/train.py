@@ -24,7 +24,7 @@ from gibbsprune.data import absolute
 from gibbsprune.errors import UserError
 from gibbsprune.hamiltonians import HAMILTONIANS, possible
 from gibbsprune.samplers import NAMES
-from gibbsprune.structures import EXAMPLES, as_structure
+from gibbsprune.structures import EXAMPLES, JOINT, as_structure
 from gibbsprune.training import methods
 from gibbsprune.training.recipes import RECIPES, Recipe, recipe
 from gibbsprune.training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
@@ -66,7 +66,9 @@ def add_parser(commands: Any, meaning: str) -> None:
 
     how = parser.add_argument_group("how to prune")
     how.add_argument("--method", metavar="NAME", help="one of the methods below (gibbs)")
-    how.add_argument("--structure", metavar="NAME", help=f"what is kept or removed: {', '.join(EXAMPLES)} (weight)")
+    how.add_argument(
+        "--structure", metavar="NAME", help=f"what is kept or removed: {', '.join((*EXAMPLES, *JOINT))} (weight)"
+    )
     how.add_argument("--hamiltonian", metavar="NAME", help=f"{hamiltonians} ({defaults})")
     how.add_argument("--coupling", type=number, metavar="C", help="of the quadratic Hamiltonian (0.01)")
     how.add_argument("--sampler", metavar="NAME", help=f"{samplers} (auto)")

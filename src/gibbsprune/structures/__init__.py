@@ -18,6 +18,13 @@ or *limited*: single weights are kept or removed, but only so many of a neighbou
 at-most-3  at most so many of a kernel
 =========  =====================================================================================================
 
+or slices of several weights, which a network is looked through for (:mod:`gibbsprune.units`) and which go together:
+
+=========  =====================================================================================================
+head       attention heads: queries, keys, values and what reads them
+neuron     hidden neurons: the weights into one and those out of it
+=========  =====================================================================================================
+
 The neighbourhoods partition the weights, so that ``unrows`` is the inverse of ``rows``. Where tiles or groups of M do
 not come out even, the weight is filled up with zeros, which ``unrows`` cuts off.
 """
@@ -37,9 +44,11 @@ from ..errors import UserError
 from .limited import NM, AtMost
 from .structure import Structure
 from .tiles import Block
+from .units import Head, Joint, Neuron, Unit
 from .whole import Column, Filter, Kernel, Weight
 
 __all__ = [
+    "JOINT",
     "KINDS",
     "NM",
     "PRUNABLE",
@@ -48,8 +57,12 @@ __all__ = [
     "Block",
     "Column",
     "Filter",
+    "Head",
+    "Joint",
     "Kernel",
+    "Neuron",
     "Structure",
+    "Unit",
     "Weight",
     "as_structure",
     "check_mask",
@@ -60,11 +73,13 @@ __all__ = [
 SPARSITY = 0.9  # unless another one is asked for
 
 STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Weight, Kernel, Filter, Column)}
+#: Structures of several weights at once.
+JOINT: dict[str, type[Structure]] = {kind.name: kind for kind in (Head, Neuron)}
 #: Structures of numbers: how they are written, and what is made of them.
 WRITTEN: dict[str, type[Structure]] = {r"(\d+):(\d+)": NM, r"(\d+)x(\d+)": Block, r"at-most-(\d+)": AtMost}
 KINDS = (*STRUCTURES, *(kind.name for kind in WRITTEN.values()))
 EXAMPLES = (*STRUCTURES, "4x4", "2:4", "at-most-3")
-ALLOWED = f"{listed(STRUCTURES)}, '2:4' and other N:M, '4x4' and other tiles, 'at-most-3' and other limits"
+ALLOWED = f"{listed((*STRUCTURES, *JOINT))}, '2:4' and other N:M, '4x4' and other tiles, 'at-most-3' and other limits"
 
 PRUNABLE = (
     nn.Linear,
@@ -88,11 +103,11 @@ def as_structure(structure: str | Structure, module: nn.Module | None = None) ->
 
 
 def _read(text: str) -> Structure | None:
-    if text in STRUCTURES:
-        return STRUCTURES[text]()
+    if found := (STRUCTURES | JOINT).get(text):
+        return found()
     for form, kind in WRITTEN.items():
-        if found := re.fullmatch(form, text):
-            return kind(*map(int, found.groups()))
+        if numbers := re.fullmatch(form, text):
+            return kind(*map(int, numbers.groups()))
     return None
 
 

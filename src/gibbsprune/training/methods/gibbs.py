@@ -24,7 +24,7 @@ from ...law import Law
 from ...samplers import SWEEPS
 from ...schedules import RAMPED, ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
-from ...structures import KINDS, as_structure
+from ...structures import JOINT, KINDS, Joint, as_structure
 from ...survivors import SURVIVORS
 from .method import Method, Setting
 
@@ -70,7 +70,7 @@ def _fading(spec: RunSpec) -> float:
 class Gibbs(Method):
     name = "gibbs"
     about = "masks sampled from an annealed Gibbs distribution while training"
-    structures = KINDS
+    structures = (*KINDS, *JOINT)
     ends_with = "drawn"
     ties = True
     settings = {
@@ -135,8 +135,9 @@ class Gibbs(Method):
 
 
 def check_allocation(spec: RunSpec) -> None:
-    """Layers whose structure says how much they keep share nothing out."""
-    if as_structure(spec.structure).limited and spec.setting("allocation") != "uniform":
+    """Layers whose structure says how much they keep, or which are units with others, share nothing out."""
+    kind = as_structure(spec.structure)
+    if (kind.limited or isinstance(kind, Joint)) and spec.setting("allocation") != "uniform":
         raise bad("allocation", spec.setting("allocation"), f"'uniform' with structure {spec.structure!r}")
 
 
