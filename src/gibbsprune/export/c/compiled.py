@@ -120,8 +120,9 @@ def _timed(ways: dict[str, nn.Module], inputs: tuple[Tensor, ...], rounds: int) 
     took = dict.fromkeys(ways, float("inf"))
     for turn in range(rounds + 1):
         for name, way in ways.items():
-            for _ in range(2):  # the second one with threads that are awake
-                start = time.perf_counter()
+            calls, begin = 0, time.perf_counter()
+            while calls < 2 or time.perf_counter() < begin + 2e-3:  # threads are awake, and short calls are many
+                calls, start = calls + 1, time.perf_counter()
                 way(*inputs)
                 if turn:
                     took[name] = min(took[name], 1e3 * (time.perf_counter() - start))
