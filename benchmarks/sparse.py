@@ -4,7 +4,7 @@ Aims, ResNet-56 against the fastest of the others: 3.0 times as fast with 90 % o
 95 %, no slower with 70 %. The others are ONNX Runtime and OpenVINO, with the dense network and with the pruned one
 (OpenVINO with its option for sparse weights), PyTorch in both memory formats, and PyTorch compiled with frozen weights.
 
-    python benchmarks/sparse.py [--only resnet56 mlp/1 vgg16/128/2 …] [--seconds 15] [--run RUN] [--quick] [--draw]
+    python benchmarks/sparse.py [--only resnet56 mlp/1 vgg16/128/2 …] [--seconds 15] [--run RUN …] [--quick] [--draw]
 
 Every row of the table is a network, a batch size and a number of threads; ``--only`` names some of them, and what they
 measure takes the place of the same rows in ``tables/sparse-cpu.json``, so that the whole can be run in parts. Beside
@@ -13,9 +13,9 @@ that file a table of ratios is written and the picture of the docs drawn; with `
 For one row all ways take turns, each for some calls at once; the least time of each counts, since whatever else the
 machine does can only lengthen it: of processor time with one thread, of seconds with more. The others' times do not
 depend on how many weights are zero, so they are measured once, with 90 %. Masks are random, but for those of
-``trained``: a ResNet-20 trained on scikit-learn's digits with 90 and 95 % of its weights pruned, here given larger
-images; or the finished run that ``--run`` names. OpenVINO is optional, and so is ONNX Runtime: the extras ``bench``
-and ``export``.
+``trained``: a ResNet-56 trained on scikit-learn's digits for 20 epochs, with 90 and 95 % of its weights pruned; or the
+finished runs of one network that ``--run`` names. Images smaller than 32 × 32 are made as large. OpenVINO is optional,
+and so is ONNX Runtime: the extras ``bench`` and ``export``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (784,)),
 }
 NAMES = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "vgg16": "VGG-16", "mobilenet": "MobileNet-like"}
-NAMES |= {"resnet18": "ResNet-18, 64 × 64", "mlp": "MLP", "trained": "ResNet-20, trained masks"}
+NAMES |= {"resnet18": "ResNet-18, 64 × 64", "mlp": "MLP", "trained": "trained masks"}
 
 
 def network(name: str, sparsity: float) -> nn.Module:
@@ -127,18 +127,19 @@ def network(name: str, sparsity: float) -> nn.Module:
 
 
 @torch.enable_grad()
-def trained(run: str | None) -> tuple[dict[float, nn.Module], tuple[int, ...]]:
-    """Networks with masks from training, by sparsity, and the shape of their images: a given run's, or digits'."""
-    if run is not None:
-        found = load_run(run)
-        return {round(zeros(found.model), 3): found.model.eval()}, tuple(found.images.shape[1:])
-    models = {}
-    for sparsity in (0.9, 0.95):
-        spec = RunSpec(data="digits", model="resnet20", structure="weight", sparsity=sparsity, epochs=20)
-        with tempfile.TemporaryDirectory() as folder:
-            training.start([spec], Path(folder) / "run", "cpu", progress=PlainProgress(io.StringIO()))
-            models[sparsity] = load_run(Path(folder) / "run").model.eval()
-    return models, (1, 32, 32)
+def trained(runs: list[str] | None) -> tuple[dict[float, nn.Module], tuple[int, ...], str]:
+    """Networks with masks from training, by sparsity, the shape of their images, and what they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not runs:
+            runs = [f"{folder}/{sparsity}" for sparsity in (0.9, 0.95)]
+            for run, sparsity in zip(runs, (0.9, 0.95)):
+                spec = RunSpec(data="digits", model="resnet56", structure="weight", sparsity=sparsity, epochs=20)
+                training.start([spec], Path(run), "cpu", progress=PlainProgress(io.StringIO()))
+        found = [load_run(run, images=1) for run in runs]
+    first = found[0].spec
+    channels, *sides = found[0].images.shape[1:]
+    what = f"{NAMES.get(first.model, first.model)} trained on {first.data}"
+    return {run.spec.sparsity: run.model.eval() for run in found}, (channels, *(max(32, n) for n in sides)), what
 
 
 def others(dense: nn.Module, pruned: nn.Module, x: Tensor, threads: int) -> dict[str, Callable[[], Any]]:
@@ -227,9 +228,10 @@ def measured(name: str, batch: int, threads: int, options: Any) -> dict[str, Any
     """One row of the table."""
     torch.set_num_threads(threads)
     if name == "trained":
-        models, shape = options.trained()
+        models, shape, what = options.trained()
     else:
         models, shape = {sparsity: network(name, sparsity) for sparsity in options.sparsities}, NETWORKS[name][1]
+        what = NAMES[name]
     x = torch.randn(batch, *shape)
     pruned = models.get(0.9, next(iter(models.values())))
     dense = copy.deepcopy(pruned)
@@ -238,7 +240,7 @@ def measured(name: str, batch: int, threads: int, options: Any) -> dict[str, Any
     ways = others(dense, pruned, x, threads)
     ours: dict[str, str] = {}
     for sparsity, model in models.items():
-        compiled = gp.compile_c(model, x, threads=threads, rounds=3)
+        compiled = gp.compile_c(model, x, threads=threads, rounds=3 if batch < 128 else 1)
         ours[f"C, {100 * sparsity:g}%"] = compiled.report.chosen
         ways[f"C, {100 * sparsity:g}%"] = lambda compiled=compiled: compiled(x)
     took = least(ways, options.seconds, time.process_time if threads == 1 else time.perf_counter)
@@ -247,12 +249,8 @@ def measured(name: str, batch: int, threads: int, options: Any) -> dict[str, Any
     for way, value in took.items():
         print(f"  {way:26} {value:9.3f}  {took[rival] / value:6.2f}  {ours.get(way, '')}", flush=True)
     times = {way: round(value, 4) for way, value in took.items()}
-    return {"model": name, "batch": batch, "threads": threads, "ms": times, "fastest": rival, "ways": ours}
-
-
-def zeros(model: nn.Module) -> float:
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    return sum(float((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
+    row = {"model": name, "what": what, "batch": batch, "threads": threads}
+    return {**row, "ms": times, "fastest": rival, "ways": ours}
 
 
 def ratios(row: dict[str, Any]) -> dict[float, float]:
@@ -270,9 +268,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         found = ratios(row)
         cells = [f"{found[p]:.2f}" if p in found else "" for p in columns]
         other = f"{row['fastest']}, {row['ms'][row['fastest']]:.3g} ms"
-        lines.append(
-            "| " + " | ".join([NAMES[row["model"]], str(row["batch"]), str(row["threads"]), other, *cells]) + " |"
-        )
+        what = row.get("what", NAMES[row["model"]])
+        lines.append("| " + " | ".join([what, str(row["batch"]), str(row["threads"]), other, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -318,7 +315,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="ROW", help="model, model/batch or model/batch/threads")
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
     parser.add_argument("--seconds", type=float, default=15, help="of rounds for each row")
-    parser.add_argument("--run", help="a finished run: its network and its mask, for the row 'trained'")
+    parser.add_argument("--run", nargs="+", help="finished runs: a network and its masks, for the rows 'trained'")
     parser.add_argument(
         "--quick", action="store_true", help="ResNet-20 and the MLP, 70, 90 and 95 %%, one thread; no files"
     )

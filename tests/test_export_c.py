@@ -20,7 +20,7 @@ from gibbsprune.export.c.fuse import fused
 from gibbsprune.export.c.library import Library, library
 from gibbsprune.export.c.lower import Lowering, lowered
 from gibbsprune.export.c.network import Layer
-from gibbsprune.export.c.pack import cost
+from gibbsprune.export.c.pack import cost, together
 from gibbsprune.export.c.source import Source
 from gibbsprune.export.c.write import network
 from gibbsprune.models import build
@@ -89,6 +89,24 @@ def test_whatever_is_cheaper_is_written() -> None:
         model, x, _ = made(name, "filter", 0.6, 1)
         plain, small = fused(lowered(model, (x,))), fused(lowered(compact(model, x, True, "speed"), (x,)))
         assert cost(network(model, (x,))) == min(cost(plain), cost(small))
+
+
+def test_the_faster_kernel_is_chosen() -> None:
+    """As benchmarks/kernels.py measures it: zeros must be many where few pixels share what a weight costs."""
+    big, small, one = ((16, 32, 32), (256, 4, 4), (512, 2, 2))
+    for layer, shape, batch, dense, sparse in (
+        (nn.Conv2d(16, 16, 3, padding=1), big, 1, 0.1, 0.3),
+        (nn.Conv2d(256, 256, 3, padding=1), small, 1, 0.3, 0.7),
+        (nn.Conv2d(256, 256, 3, padding=1), small, 16, 0.0, 0.3),
+        (nn.Conv2d(512, 512, 3, padding=1), one, 1, 0.3, 0.7),
+        (nn.Linear(1024, 1024), (1024,), 16, 0.5, 0.7),
+    ):
+        weight = layer.weight.detach().clone()
+        for sparsity, several in ((dense, True), (sparse, False)):
+            torch.manual_seed(0)
+            layer.weight.data = weight * (torch.rand_like(weight) >= sparsity)
+            (found,) = (op for op in lowered(layer, (torch.randn(2, *shape),)).ops if isinstance(op, Layer))
+            assert together(found, batch) == several, (layer, batch, sparsity)
 
 
 def test_filters_that_are_gone_take_no_memory() -> None:
@@ -279,15 +297,19 @@ def test_constants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("resnet8", 64), ("odd", 16), ("odd", 32), ("squeeze_excite", 32), ("mlp", 64), ("encoder", 32)]
+    ("name", "width", "compiler"),
+    [
+        *(("resnet8", 64, "gcc"), ("odd", 16, "gcc"), ("odd", 32, "gcc"), ("squeeze_excite", 32, "gcc")),
+        *(("mlp", 64, "gcc"), ("encoder", 32, "gcc"), ("mlp", 32, "clang")),  # clang takes minutes for convolutions
+    ],
 )
-def test_sanitized(name: str, width: int, tmp_path: Path) -> None:
+def test_sanitized(name: str, width: int, compiler: str, tmp_path: Path) -> None:
     """Nothing is read or written outside the arena and the tables, in vectors of every width."""
-    need("gcc")
+    need(compiler)
     model, source, x = masked(name, 0.7)
     folder = written(source, tmp_path)
     flags = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", f"-DGP_BYTES={width}", "-Wno-psabi")
-    program = built(folder, ("gcc", *flags, "-DNET_LANES=1"))
+    program = built(folder, (compiler, *flags, "-DNET_LANES=1"))
     images = torch.randn(18, *x.shape[1:])
     assert_close(model, run(program, images, source), images)
 

@@ -90,12 +90,15 @@ typedef struct {
 } gp_taps;
 
 /* One tile, R rows of Q vectors, through the filters first..last: it stays in registers while a filter's weights pass.
-   The sum begins with the bias and with `other`, and ends in the activation. */
+   The sum begins with the bias and with `other`, and ends in the activation. A small tile has U sums, each of every U-th
+   weight, so that none waits for the addition before it. */
 GP_INLINE void gp_tile(const int K, const float *x, float *y, const float *other, gp_taps w, int first, int last,
                        const int R, const int Q, const int tail, const long xs, const long ys, const long plane,
                        const int act, const float p, const float q) {
+  const int U = K > 1 || R * Q > 5 ? 1 : R * Q > 2 ? 2 : 4;
   for (int o = first; o < last; o += K) {
     gp_vec a[GP_MOST];
+    GP_UNROLL for (int k = R * Q; k < U * R * Q; k++) a[k] = gp_all(0);
     GP_UNROLL for (int k = 0; k < K; k++) {
       const float *from = other ? other + GP_LESS(o + k, last - 1) * plane : other;
       GP_UNROLL for (int r = 0; r < R; r++) GP_UNROLL for (int c = 0; c < Q; c++) {
@@ -103,7 +106,16 @@ GP_INLINE void gp_tile(const int K, const float *x, float *y, const float *other
         a[(k * R + r) * Q + c] = other ? start + *(const gp_any *)(from + r * ys + c * GP_V) : start;
       }
     }
-    for (int t = w.begin[o / K], end = w.begin[o / K + 1]; t < end; t++) {
+    int t = w.begin[o / K];
+    const int end = w.begin[o / K + 1];
+    for (; U > 1 && t + U <= end; t += U)
+      GP_UNROLL for (int u = 0; u < U; u++) {
+        const float *from = x + w.offset[t + u];
+        gp_vec each = gp_all(w.value[t + u]);
+        GP_UNROLL for (int r = 0; r < R; r++) GP_UNROLL for (int c = 0; c < Q; c++)
+            a[(u * R + r) * Q + c] += each * *(const gp_any *)(from + r * xs + c * GP_V);
+      }
+    for (; t < end; t++) {
       const float *from = x + w.offset[t], *v = w.value + (long)t * K;
       if (K == 1) {
         gp_vec each = gp_all(v[0]);
@@ -116,11 +128,12 @@ GP_INLINE void gp_tile(const int K, const float *x, float *y, const float *other
         }
       }
     }
+    GP_UNROLL for (int k = R * Q; k < U * R * Q; k++) a[k % (R * Q)] += a[k];
     GP_UNROLL for (int k = 0; k < K; k++) if (K == 1 || o + k < last) {
       float *to = y + (o + k) * plane;
       GP_UNROLL for (int r = 0; r < R; r++) GP_UNROLL for (int c = 0; c < Q; c++) {
         gp_vec z = gp_act(a[(k * R + r) * Q + c], act, p, q);
-        if (tail && c == Q - 1) memcpy(to + r * ys + c * GP_V, &z, (size_t)tail * 4);
+        if (tail && c == Q - 1) GP_UNROLL for (int l = 0; l < tail; l++) to[r * ys + c * GP_V + l] = z[l];
         else *(gp_any *)(to + r * ys + c * GP_V) = z;
       }
     }

@@ -15,12 +15,14 @@ from .network import Layer, Network, Op
 
 BYTES = {"float32": 4, "float16": 2, "int8": 1}
 TOGETHER = 8  # filters that the dense kernel computes at once
-#: Time per multiplication: of the sparse kernel and the dense one, over vectors; and of one image's dense layer, where
-#: the sparse kernel goes number by number and the dense one over vectors of outputs.
-COSTS = {"vectors": (0.52, 0.30), "numbers": (1.2, 0.125)}
-
-
-SHARED = 1 << 16  # that is about 3 microseconds; two threads wait one for each other
+#: Time per weight and pixel, of the sparse kernel and of the dense one, as ``benchmarks/kernels.py`` measures it:
+#: images one by one; side by side, where every vector is aligned; and one image's dense layer, where the sparse kernel
+#: goes number by number and the dense one over vectors of outputs.
+COSTS = {"one by one": (0.47, 0.39), "side by side": (0.33, 0.33), "numbers": (1.2, 0.125)}
+WEIGHT = 0.45  # what a weight costs the sparse kernel in each tile, whatever the tile's vectors
+ONCE = 0.2  # what it costs more where a kernel of one pixel reads each of many planes once
+TILE, WIDE = 16, 8  # vectors in the largest tile, and numbers in a vector
+SHARED = 1 << 16  # that is about 4 microseconds
 
 
 def packed(layer: Layer, dtype: str) -> bytes:
@@ -60,8 +62,11 @@ def costs(layer: Layer, batch: int) -> tuple[float, float]:
     padded = torch.zeros(-(-filters // TOGETHER) * TOGETHER, each, dtype=torch.bool)
     padded[:filters] = weight
     shared = int(padded.view(-1, TOGETHER, each).any(1).sum()) * TOGETHER
-    alone = layer.output.planes[1:] == (1, 1)
-    sparse, dense = COSTS["numbers" if alone and batch < TOGETHER else "vectors"]
+    pixels, side = math.prod(layer.output.planes[1:]), batch >= TOGETHER
+    sparse, dense = COSTS["side by side" if side else "one by one" if pixels > 1 else "numbers"]
+    if side or pixels > 1:
+        sparse += WEIGHT / min(TILE, pixels if side else -(-pixels // WIDE))
+        sparse += ONCE * (pixels > 1 and layer.weight[0, 0].numel() == 1)
     return sparse * int(weight.sum()), dense * shared if layer.groups == 1 else math.inf
 
 
