@@ -77,7 +77,7 @@ def test_methods_with_settings():
         (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
-        (["--methods", "gibbs:stretch=0"], "stretch is '0' in 'gibbs:stretch=0'; it must be a whole number from 1"),
+        (["--methods", "gibbs:stretch=0"], "stretch in 'gibbs:stretch=0' is '0': allowed are whole numbers from 1"),
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),

@@ -107,7 +107,7 @@ def test_initial_weights_are_a_function_of_the_generator() -> None:
 
 @pytest.mark.parametrize("depth", [2, 9, 18, 34])
 def test_other_depths_are_refused(depth: int) -> None:
-    with pytest.raises(UserError, match=rf"^the depth of a ResNet is {depth}: allowed are 6n \+ 2"):
+    with pytest.raises(UserError, match=rf"^model is 'resnet{depth}': allowed are depths of 6n \+ 2"):
         build(f"resnet{depth}", 10, 3)
 
 

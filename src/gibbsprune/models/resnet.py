@@ -66,7 +66,7 @@ def resnet(depth: int, classes: int = 10, channels: int = 3, generator: torch.Ge
         generator: for the initial weights.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise bad("the depth of a ResNet", depth, "6n + 2, such as 8, 14, 20, 32, 56, 110")
+        raise bad("model", f"resnet{depth}", "depths of 6n + 2, such as 8, 14, 20, 32, 56, 110")
     for name, value, least in (("classes", classes, 2), ("channels", channels, 1)):
         check_whole(name, value, least)
     with torch.random.fork_rng(devices=[]):  # the layers' own default initialisation is thrown away
