@@ -32,8 +32,8 @@ from torch.utils import _pytree as pytree
 
 import gibbsprune as gp
 from gibbsprune.export.equality import difference
+from gibbsprune.flow import leaving
 from gibbsprune.looking import arguments, plain_eval
-from gibbsprune.selection import leaving
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60  # seconds for Torch-Pruning, where compact takes a few
@@ -56,8 +56,6 @@ def networks(sparsity: float) -> Iterator[tuple[str, nn.Module, Any]]:
         return
     for name in small.MADE:
         model, inputs = small.made(name)
-        if name in ("gpt2", "mixtral"):
-            continue  # layers of classes of their own, which neither library is told of here
         pruner = gp.GibbsPruner(
             model, sparsity, structure="filter", exclude=small.EXCLUDED.get(name), example_inputs=inputs
         )

@@ -184,10 +184,14 @@ class Pointwise(Rule):
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
         if len(self.parts) == 1:
             return [self.parts[0].want(wanted)]
-        if any(self.uneven()) and self.plan.prefer == "speed":  # for size, what fills it up is put in later
+        uneven = any(self.uneven())
+        if uneven and self.plan.prefer == "speed":
             wanted = mask_of(product(wanted), wanted.shape)
+        exact = uneven and self.plan.prefer == "size"  # what fills it up is put in later
+        lives = [part.facts.live.expand(wanted.shape) for part in self.parts]
         return [
-            None if part.fixed else part.want(ease(wanted, part.facts.live.expand(wanted.shape))) for part in self.parts
+            None if part.fixed else part.want(wanted & live if exact else ease(wanted, live))
+            for part, live in zip(self.parts, lives)
         ]
 
     def uneven(self) -> list[bool]:
@@ -350,11 +354,15 @@ class Concat(Rule):
         return self.made
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
-        if sum(n > 1 for n in wanted.shape) > 1 and self.plan.prefer == "speed":
+        several = sum(n > 1 for n in wanted.shape) > 1
+        if several and self.plan.prefer == "speed":
             wanted = mask_of(product(wanted), wanted.shape)
+        exact = several and self.plan.prefer == "size"
         pieces = wanted.split(self.sizes, self.axis) if self.joined else [wanted] * len(self.parts)
         return [
-            None if part.fixed else part.want(ease(piece, self.spread(part).live))
+            None
+            if part.fixed
+            else part.want(piece & self.spread(part).live if exact else ease(piece, self.spread(part).live))
             for part, piece in zip(self.parts, pieces)
         ]
 
