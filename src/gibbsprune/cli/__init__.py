@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from gibbsprune import __version__
-from gibbsprune.cli.launch import several, speaks, wait_for_the_speaker
-from gibbsprune.errors import UserError
+from .. import __version__
+from ..errors import UserError
+from .launch import several, speaks, wait_for_the_speaker
 
 EPILOG = """\
 try:

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.train import chosen_recipe
-from gibbsprune.cli.values import number, seed_list, whole
-from gibbsprune.data import absolute
-from gibbsprune.errors import UserError
-from gibbsprune.structures import EXAMPLES
-from gibbsprune.training.recipes import RECIPES
-from gibbsprune.training.spec import RunSpec
+from ..data import absolute
+from ..errors import UserError
+from ..structures import EXAMPLES
+from ..training.recipes import RECIPES
+from ..training.spec import RunSpec
+from .train import chosen_recipe
+from .values import number, seed_list, whole
 
 EPILOG = """\
 A method may be named with settings, and several times with different ones:
@@ -49,8 +49,8 @@ def add_parser(commands: Any, meaning: str) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Train what is missing, then tell."""
-    from gibbsprune.sweeps import comparison, comparison_report
-    from gibbsprune.training.interrupt import terminable
+    from ..sweeps import comparison, comparison_report
+    from ..training.interrupt import terminable
 
     base = chosen_base(options)
     wanted = None if options.methods is None else [name for name in options.methods.split(",") if name.strip()]

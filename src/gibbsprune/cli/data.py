@@ -8,8 +8,8 @@ import shlex
 import sys
 from typing import Any
 
-from gibbsprune.errors import UserError
-from gibbsprune.text import command
+from ..errors import UserError
+from ..text import command
 
 
 def add_parser(commands: Any, meaning: str) -> None:
@@ -30,7 +30,7 @@ def add_parser(commands: Any, meaning: str) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Fetch the data set and say where it is."""
-    from gibbsprune.data.cifar10 import cifar10_from_pngs, get_cifar10
+    from ..data.cifar10 import cifar10_from_pngs, get_cifar10
 
     if options.name != "cifar10":
         raise UserError(f"unknown data set {options.name!r}; cifar10 can be fetched, digits needs no download")

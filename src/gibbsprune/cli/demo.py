@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
 
 MODEL, DATA, METHODS = "resnet8", "digits", ("dense", "gibbs")
 #: What is pruned, and how far: weights where a C compiler makes use of them, else whole filters.
@@ -32,9 +32,9 @@ def handle(options: argparse.Namespace) -> int:
     """Train both, compare, and point at what to look at."""
     import torch
 
-    from gibbsprune.export.c.library import compiler
-    from gibbsprune.training.environment import resolve_device
-    from gibbsprune.training.spec import RunSpec
+    from ..export.c.library import compiler
+    from ..training.environment import resolve_device
+    from ..training.spec import RunSpec
 
     structure = "filter" if compiler() is None else "weight"
     sparsity = SPARSITY[structure]
@@ -66,10 +66,10 @@ def measured(dense: Path, gibbs: Path, structure: str) -> dict[str, dict[str, fl
     """
     import tempfile
 
-    from gibbsprune.export.c import compile_c
-    from gibbsprune.export.compaction import compact, folded
-    from gibbsprune.export.packed import packed_size, save_packed
-    from gibbsprune.export.runs import accuracy, load_run
+    from ..export.c import compile_c
+    from ..export.compaction import compact, folded
+    from ..export.packed import packed_size, save_packed
+    from ..export.runs import accuracy, load_run
 
     found: dict[str, dict[str, float]] = {}
     modules: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def _timed(modules: dict[str, Any], x: Any) -> dict[str, float]:
 
 def comparison(forms: dict[str, dict[str, float]]) -> str:
     """One row per form."""
-    from gibbsprune.text import percent, table
+    from ..text import percent, table
 
     rows = [
         [name, percent(f["accuracy"]), f"{f['weights']:,.0f}", f"{f['bytes'] / 1e3:.0f}", f"{f['ms']:.2f}"]
@@ -146,7 +146,7 @@ def _drawn(path: Path, forms: dict[str, dict[str, float]]) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from gibbsprune.files import write_atomic
+    from ..files import write_atomic
 
     figure = Figure(figsize=(11, 0.9 + 0.55 * len(forms)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -174,8 +174,8 @@ def _drawn(path: Path, forms: dict[str, dict[str, float]]) -> bool:
 
 def _run(spec: Any, options: argparse.Namespace) -> Any:
     """One of the two runs, in a folder of its own."""
-    from gibbsprune.training import run
-    from gibbsprune.training.folder import remove
+    from ..training import run
+    from ..training.folder import remove
 
     path = _folder(spec.method, options)
     if (path / "run.json").exists():
@@ -190,8 +190,8 @@ def _folder(method: str, options: argparse.Namespace) -> Path:
 
 def _check_replaceable(path: Path) -> None:
     """A new demo takes the place of an earlier one and of what was exported from it, and of nothing else."""
-    from gibbsprune.cli.export import is_export
-    from gibbsprune.training.folder import RunFolder, strangers
+    from ..training.folder import RunFolder, strangers
+    from .export import is_export
 
     if not (path / "run.json").exists():
         return
@@ -204,7 +204,7 @@ def _check_replaceable(path: Path) -> None:
 
 def closing(folder: Path, picture: Path | None, structure: str) -> str:
     """What to look at and what to try next, in lines that work as they are printed."""
-    from gibbsprune.text import command
+    from ..text import command
 
     seen = [
         *([(picture, "this comparison as a picture")] if picture else []),

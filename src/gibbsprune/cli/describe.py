@@ -20,7 +20,7 @@ def add_parser(commands: Any, meaning: str) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Print the table."""
-    from gibbsprune.models.describe import describe_table
+    from ..models.describe import describe_table
 
     print(describe_table(options.names))
     return 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gibbsprune import data
-from gibbsprune.selection import select
-from gibbsprune.structures import as_structure
-from gibbsprune.summary import covers, left_out, other_weights
-from gibbsprune.text import clock, percent, table
-from gibbsprune.training.environment import resolve_device
-from gibbsprune.training.fleet import Fleet
-from gibbsprune.training.folder import fleet_name
-from gibbsprune.training.spec import RunSpec
+from .. import data
+from ..selection import select
+from ..structures import as_structure
+from ..summary import covers, left_out, other_weights
+from ..text import clock, percent, table
+from ..training.environment import resolve_device
+from ..training.fleet import Fleet
+from ..training.folder import fleet_name
+from ..training.spec import RunSpec
 
 
 def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.values import add_trust, trusting
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .values import add_trust, trusting
 
 #: The formats: the types of stored weights that each can have, and how its file's name begins and ends.
 FORMATS = {
@@ -71,10 +71,10 @@ def handle(options: argparse.Namespace) -> int:
         raise UserError("--fold is a part of compaction; use it together with --compact")
     if options.bare and options.format not in GRAPHS:
         raise UserError(f"--bare is for {', '.join(GRAPHS)}; a {options.format} file has weights alone")
-    from gibbsprune.export.card import card
-    from gibbsprune.export.runs import load_run
-    from gibbsprune.files import write_atomic
-    from gibbsprune.training.folder import check_not_own
+    from ..export.card import card
+    from ..export.runs import load_run
+    from ..files import write_atomic
+    from ..training.folder import check_not_own
 
     run = trusting(options, lambda trust: load_run(options.run, trust=trust))
     out = Path(options.out) if options.out else run.path / file_name(options)
@@ -91,7 +91,7 @@ def handle(options: argparse.Namespace) -> int:
 
 def _compacted(options: argparse.Namespace, run: Any) -> Any:
     """The compact network, with a word on what it is."""
-    from gibbsprune.export.compaction import compact
+    from ..export.compaction import compact
 
     prefer = "speed" if options.format in GRAPHS else "size"
     model = compact(run.model, run.images[:2], fold_batch_norm=options.fold, prefer=prefer)
@@ -116,9 +116,9 @@ def _compacted(options: argparse.Namespace, run: Any) -> Any:
 
 def _written(options: argparse.Namespace, run: Any, model: Any, out: Path) -> tuple[str, str]:
     """Write the file; what is in it and how well it does, in a sentence or two, and the command that compiles it."""
-    from gibbsprune.export.card import metadata
-    from gibbsprune.export.packed import load_packed, packed_size, save_packed
-    from gibbsprune.export.runs import accuracy
+    from ..export.card import metadata
+    from ..export.packed import load_packed, packed_size, save_packed
+    from ..export.runs import accuracy
 
     before = accuracy(run.model, run.images, run.labels)
     about = metadata(run, options.bare)
@@ -146,9 +146,9 @@ def _write_graph(
     """Write an ONNX, pt2 or compact file, and try it on the test images as they are."""
     import torch
 
-    from gibbsprune.export.onnx import export_onnx, export_pt2, open_onnx
-    from gibbsprune.export.portable import load_compact
-    from gibbsprune.export.runs import accuracy, training_images
+    from ..export.onnx import export_onnx, export_pt2, open_onnx
+    from ..export.portable import load_compact
+    from ..export.runs import accuracy, training_images
 
     examples = run.images[:32]
     again: Any
@@ -175,10 +175,10 @@ def _write_graph(
 
 def _write_compact(model: Any, examples: Any, out: Path, mean: Any, std: Any) -> Any:
     """Write the compact network, with its preprocessing unless there is none."""
-    from gibbsprune.export.compaction import compact
-    from gibbsprune.export.onnx import ExportReport, compared
-    from gibbsprune.export.pixels import with_pixels
-    from gibbsprune.export.portable import load_compact, save_compact
+    from ..export.compaction import compact
+    from ..export.onnx import ExportReport, compared
+    from ..export.pixels import with_pixels
+    from ..export.portable import load_compact, save_compact
 
     whole, inputs = with_pixels(model, (examples,), mean, std)
     save_compact(model if whole is model else compact(whole, inputs), out)
@@ -187,7 +187,7 @@ def _write_compact(model: Any, examples: Any, out: Path, mean: Any, std: Any) ->
 
 def _write_c(run: Any, model: Any, out: Path, dtype: str, pixels: dict[str, Any]) -> tuple[str, str]:
     """Write the source, its header and an example."""
-    from gibbsprune.export.c import export_c
+    from ..export.c import export_c
 
     report = export_c(model, run.images[:2], out, dtype=dtype, class_names=run.about["class_names"], **pixels)
     return str(report).partition(": ")[2], report.command
@@ -200,7 +200,7 @@ def _write_safetensors(model: Any, again: Any, out: Path, dtype: str, about: dic
     import torch
     from safetensors.torch import load
 
-    from gibbsprune.files import save_tensors
+    from ..files import save_tensors
 
     kind = getattr(torch, dtype)
     state = {

@@ -7,8 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.values import add_trust, check_counts, number, trusting, whole
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .values import add_trust, check_counts, number, trusting, whole
 
 
 def add_parser(commands: Any, meaning: str) -> None:
@@ -37,7 +37,7 @@ def handle(options: argparse.Namespace) -> int:
     """Measure, print and draw."""
     import torch
 
-    from gibbsprune.training.folder import check_not_own
+    from ..training.folder import check_not_own
 
     check_counts(options, "threads", "rounds", "size")
     if options.out:
@@ -70,8 +70,8 @@ def run_forms(path: Path, trust: bool = False) -> tuple[str, dict[str, Any], Any
 
     Batch norms are folded in all three. The dense one is the run's own, with values in the place of its zeros.
     """
-    from gibbsprune.export.compaction import compact, folded
-    from gibbsprune.export.runs import load_run, refilled
+    from ..export.compaction import compact, folded
+    from ..export.runs import load_run, refilled
 
     run = load_run(path, images=128, trust=trust)
     x = run.images[:2]
@@ -86,12 +86,12 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     """An untrained network by name, dense and, where a sparsity is given, pruned and compact."""
     import torch
 
-    from gibbsprune.export.compaction import compact, folded
-    from gibbsprune.export.onnx import first_line
-    from gibbsprune.export.runs import refilled
-    from gibbsprune.models import build
-    from gibbsprune.pruner import GibbsPruner
-    from gibbsprune.structures import as_structure
+    from ..export.compaction import compact, folded
+    from ..export.onnx import first_line
+    from ..export.runs import refilled
+    from ..models import build
+    from ..pruner import GibbsPruner
+    from ..structures import as_structure
 
     generator = torch.Generator().manual_seed(0)
     forms = {"dense": build(name, 10, 3, generator)}
@@ -119,8 +119,8 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
     """Measure, draw where matplotlib is at hand, and tell."""
     import torch
 
-    from gibbsprune.export.profile import profile
-    from gibbsprune.export.profile_report import draw_profile, layers_table, totals_table
+    from ..export.profile import profile
+    from ..export.profile_report import draw_profile, layers_table, totals_table
 
     found = profile(forms, x, rounds=options.rounds, in_c="pruned" if "pruned" in forms else "dense")
     threads = torch.get_num_threads()

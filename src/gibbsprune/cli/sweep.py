@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.values import number, whole
-from gibbsprune.errors import UserError
+from ..errors import UserError
+from .values import number, whole
 
 EPILOG = """\
 FILE is YAML:                              or Python:
@@ -92,8 +92,8 @@ def duration(text: str) -> float:
 
 def orders_of(options: argparse.Namespace, results: str, work: str) -> Any:
     """The orders, as far as the command has options for them."""
-    from gibbsprune.sweeps.orders import Orders
-    from gibbsprune.training.places import place
+    from ..sweeps.orders import Orders
+    from ..training.places import place
 
     places = place(results), place(work)
     for name, where in zip(("--results", "--work"), places):
@@ -111,8 +111,8 @@ def orders_of(options: argparse.Namespace, results: str, work: str) -> Any:
 
 def _driver(options: argparse.Namespace) -> Any:
     """The sweep, and what is to be done with it."""
-    from gibbsprune.sweeps import declare
-    from gibbsprune.sweeps.drive import Driver
+    from ..sweeps import declare
+    from ..sweeps.drive import Driver
 
     sweep = declare.read(options.file, options.only)
     orders = orders_of(options, options.results or f"results/{sweep.name}", options.work or f"runs/{sweep.name}")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 def finish(driver: Any, command: str) -> None:
     """Trains what is missing; a stop says how to go on."""
-    from gibbsprune.training.interrupt import terminable
+    from ..training.interrupt import terminable
 
     try:
         with terminable():
@@ -164,16 +164,16 @@ def status(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the page."""
-    from gibbsprune.training.places import place
+    from ..training.places import place
 
     _write_page(place(options.results), options.out)
     return 0
 
 
 def _write_page(results: Any, out: Path | None) -> None:
-    from gibbsprune.files import make_folder
-    from gibbsprune.sweeps.page import write_page
-    from gibbsprune.sweeps.results import read_all
+    from ..files import make_folder
+    from ..sweeps.page import write_page
+    from ..sweeps.results import read_all
 
     if not (found := read_all(results)):
         raise UserError(f"{results} holds no results")

@@ -6,9 +6,17 @@ import argparse
 import textwrap
 from typing import Any
 
-from gibbsprune.checks import listed
-from gibbsprune.cli.launch import speaks
-from gibbsprune.cli.values import (
+from ..checks import listed
+from ..data import absolute
+from ..errors import UserError
+from ..hamiltonians import HAMILTONIANS, possible
+from ..samplers import NAMES
+from ..structures import EXAMPLES, JOINT, as_structure
+from ..training import methods
+from ..training.recipes import RECIPES, Recipe, recipe
+from ..training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
+from .launch import speaks
+from .values import (
     add_recipe_options,
     add_setting_options,
     add_trust,
@@ -20,14 +28,6 @@ from gibbsprune.cli.values import (
     trusting,
     whole,
 )
-from gibbsprune.data import absolute
-from gibbsprune.errors import UserError
-from gibbsprune.hamiltonians import HAMILTONIANS, possible
-from gibbsprune.samplers import NAMES
-from gibbsprune.structures import EXAMPLES, JOINT, as_structure
-from gibbsprune.training import methods
-from gibbsprune.training.recipes import RECIPES, Recipe, recipe
-from gibbsprune.training.spec import COUPLED, PRECISIONS, RunSpec, default_recipe, scale_recipe
 
 #: Options that are fields of a run as they stand.
 _FIELDS = (
@@ -126,12 +126,12 @@ def handle(options: argparse.Namespace) -> int:
         return 0
     specs = chosen_specs(options, chosen)
     if options.dry_run:
-        from gibbsprune.cli.dry_run import show_plan
+        from .dry_run import show_plan
 
         if speaks():
             show_plan(specs, options.device or "auto")
         return 0
-    from gibbsprune.training import ranks, run
+    from ..training import ranks, run
 
     epochs, seconds = options.checkpoint_every or (1, 0.0)
     device = options.device or "auto"
@@ -188,8 +188,8 @@ def _resume(options: argparse.Namespace) -> int:
             bare = name if name == "recipe" else name.removeprefix("recipe_").removeprefix("setting_")
             flag = "--" + bare.replace("_", "-")
             raise UserError(f"--resume continues a run as it was started; leave out {flag}")
-    from gibbsprune.training import ranks, run
-    from gibbsprune.training.folder import RunFolder
+    from ..training import ranks, run
+    from ..training.folder import RunFolder
 
     with ranks.join(options.device or "auto", options.rank_timeout) as joined:
         outcome = trusting(
@@ -205,8 +205,8 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _report(specs: list[RunSpec], outcome: Any) -> None:
     """The last words of a finished run."""
-    from gibbsprune.summary import covers
-    from gibbsprune.training.account import headline
+    from ..summary import covers
+    from ..training.account import headline
 
     if layers := outcome.results[0]["layers"]:
         print(f"Pruning {covers(sum(layer['weights'] for layer in layers), outcome.results[0]['parameters'])}.")

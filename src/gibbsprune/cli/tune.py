@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gibbsprune.cli.sweep import add_how, finish, orders_of
-from gibbsprune.cli.values import check_counts, number, seed_list, whole
+from .sweep import add_how, finish, orders_of
+from .values import check_counts, number, seed_list, whole
 
 
 def add_parser(commands: Any, meaning: str) -> None:
@@ -34,9 +34,9 @@ def add_parser(commands: Any, meaning: str) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Compare the candidates."""
-    from gibbsprune import data
-    from gibbsprune.sweeps import results, tuning
-    from gibbsprune.sweeps.drive import Driver
+    from .. import data
+    from ..sweeps import results, tuning
+    from ..sweeps.drive import Driver
 
     check_counts(options, "epochs", "holdout")
     trial = tuning.Trial(

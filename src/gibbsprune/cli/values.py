@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
 _NOT_OPTIONS = ("name", "epochs")
@@ -73,7 +73,7 @@ def every(text: str) -> tuple[int, float]:
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """One option per field of a recipe; the recipe itself reads and checks the value."""
-    from gibbsprune.training.recipes import FIELDS
+    from ..training.recipes import FIELDS
 
     group = parser.add_argument_group(
         "recipe fields", "Each overrides one field of the recipe (--show-recipe prints them as they stand)."
@@ -86,7 +86,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
     """One option per setting of the methods; the run itself reads and checks the value."""
-    from gibbsprune.training.methods import METHODS
+    from ..training.methods import METHODS
 
     group = parser.add_argument_group("method settings", "Each belongs to the methods that its line names.")
     settings: dict[str, dict[str, list[str]]] = {}  # of each setting, what it means to whom
@@ -123,7 +123,7 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
 
 def trusting(options: argparse.Namespace, call: Callable[[bool], Any]) -> Any:
     """What ``call`` gives with ``--trust`` or without; where that is not enough, a person at a terminal is asked."""
-    from gibbsprune.training.finished import Untrusted
+    from ..training.finished import Untrusted
 
     try:
         return call(options.trust)

@@ -1,14 +1,14 @@
 """What is left after pruning, made really smaller and faster: compact networks, packed files, C."""
 
-from gibbsprune.export.c import CompiledNetwork, CReport, compile_c, export_c
-from gibbsprune.export.compaction import CompactReport, compact
-from gibbsprune.export.int8 import QuantizationAware
-from gibbsprune.export.onnx import ExportReport, export_onnx, export_pt2
-from gibbsprune.export.packed import PackedSize, load_packed, packed_size, save_packed
-from gibbsprune.export.portable import load_compact, save_compact
-from gibbsprune.export.pretrained import compact_pretrained
-from gibbsprune.export.semi_structured import SemiStructuredReport, to_semi_structured
-from gibbsprune.export.torch_masks import from_torch_prune, to_torch_prune
+from .c import CompiledNetwork, CReport, compile_c, export_c
+from .compaction import CompactReport, compact
+from .int8 import QuantizationAware
+from .onnx import ExportReport, export_onnx, export_pt2
+from .packed import PackedSize, load_packed, packed_size, save_packed
+from .portable import load_compact, save_compact
+from .pretrained import compact_pretrained
+from .semi_structured import SemiStructuredReport, to_semi_structured
+from .torch_masks import from_torch_prune, to_torch_prune
 
 __all__ = [
     "CReport",

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from gibbsprune.errors import UserError
-from gibbsprune.looking import arguments, plain_eval
+from ..errors import UserError
+from ..looking import arguments, plain_eval
 
 aten = torch.ops.aten
 

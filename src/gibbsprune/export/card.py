@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gibbsprune.export.runs import TrainedRun
-from gibbsprune.text import percent, table
+from ..text import percent, table
+from .runs import TrainedRun
 
 #: How a file is used in a few lines, by its format.
 USE = {

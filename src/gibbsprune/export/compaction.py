@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.aten import capture, drop_unread, op_name
-from gibbsprune.export.channels import LeftAlone, mask_of
-from gibbsprune.export.equality import difference, difference_in_double, in_rows, rounding
-from gibbsprune.export.folding import fold_batch_norms
-from gibbsprune.export.forms import canonical
-from gibbsprune.export.layers import Mix, layer_name
-from gibbsprune.export.parts import as_modules
-from gibbsprune.export.plan import Plan, ease
-from gibbsprune.export.reuse import reuse_memory
-from gibbsprune.export.rules import rule_of
-from gibbsprune.looking import arguments, plain_eval
-from gibbsprune.masking import check_plain
+from ..errors import UserError
+from ..looking import arguments, plain_eval
+from ..masking import check_plain
+from .aten import capture, drop_unread, op_name
+from .channels import LeftAlone, mask_of
+from .equality import difference, difference_in_double, in_rows, rounding
+from .folding import fold_batch_norms
+from .forms import canonical
+from .layers import Mix, layer_name
+from .parts import as_modules
+from .plan import Plan, ease
+from .reuse import reuse_memory
+from .rules import rule_of
 
 PREFERENCES = ("size", "speed")
 CLOSE = 1.15  # times what lives in a layer: a size that is not told

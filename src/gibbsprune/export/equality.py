@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gibbsprune.looking import plain_eval
+from ..looking import plain_eval
 
 
 @torch.no_grad()

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import attribute, op_name, shape
-from gibbsprune.export.channels import LeftAlone
-from gibbsprune.export.plan import set_attribute
+from .aten import attribute, op_name, shape
+from .channels import LeftAlone
+from .plan import set_attribute
 
 
 def fold_batch_norms(module: fx.GraphModule) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gibbsprune.export.aten import ARITHMETIC, op_name, shape
+from .aten import ARITHMETIC, op_name, shape
 
 aten = torch.ops.aten
 

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.aten import OPERATORS, attribute
-from gibbsprune.export.compaction import CompactReport
-from gibbsprune.export.parts import AddBorders, Overwriting, Scatter, SumInto, add_into
+from ..errors import UserError
+from .aten import OPERATORS, attribute
+from .compaction import CompactReport
+from .parts import AddBorders, Overwriting, Scatter, SumInto, add_into
 
 #: Operators that a file may call beside those that graphs keep whole: comparisons, indices, constants, some functions.
 CALLED = OPERATORS | {

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gibbsprune.errors import UserError
-from gibbsprune.masking import check_plain
-from gibbsprune.structures import PRUNABLE
+from ..errors import UserError
+from ..masking import check_plain
+from ..structures import PRUNABLE
 
 LARGEST = 127
 BATCH = 32

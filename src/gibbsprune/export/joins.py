@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import attribute, op_name, shape
-from gibbsprune.export.channels import (
+from .aten import attribute, op_name, shape
+from .channels import (
     Dims,
     Facts,
     LeftAlone,
@@ -27,9 +27,9 @@ from gibbsprune.export.channels import (
     rows,
     whole,
 )
-from gibbsprune.export.layers import Mix, Norm, Rule
-from gibbsprune.export.parts import SumInto
-from gibbsprune.export.plan import SCATTER_COST, Plan, ease
+from .layers import Mix, Norm, Rule
+from .parts import SumInto
+from .plan import SCATTER_COST, Plan, ease
 
 
 class Operand:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import attribute, op_name, shape
-from gibbsprune.export.channels import Facts, LeftAlone, from_line, place, reduce_to, rows
-from gibbsprune.export.parts import LANES, AddBorders
-from gibbsprune.export.plan import Plan, carrier
+from .aten import attribute, op_name, shape
+from .channels import Facts, LeftAlone, from_line, place, reduce_to, rows
+from .parts import LANES, AddBorders
+from .plan import Plan, carrier
 
 
 class Rule:

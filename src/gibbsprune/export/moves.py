@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import op_name, shape
-from gibbsprune.export.channels import (
+from .aten import op_name, shape
+from .channels import (
     Facts,
     LeftAlone,
     coordinates,
@@ -22,8 +22,8 @@ from gibbsprune.export.channels import (
     regroup,
     rows,
 )
-from gibbsprune.export.layers import Rule
-from gibbsprune.export.plan import DENSE_ENOUGH, Plan
+from .layers import Rule
+from .plan import DENSE_ENOUGH, Plan
 
 ALL = 2**63 - 1
 

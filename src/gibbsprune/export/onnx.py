@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.equality import difference, own_error, rounding
-from gibbsprune.export.int8 import quantized
-from gibbsprune.export.pixels import with_pixels
-from gibbsprune.export.signature import by_name, exported, first_line, lengths_of, names_of, split, tensors_of
-from gibbsprune.files import write_atomic
-from gibbsprune.looking import arguments, plain_eval
-from gibbsprune.masking import check_plain
+from ..errors import UserError
+from ..files import write_atomic
+from ..looking import arguments, plain_eval
+from ..masking import check_plain
+from .equality import difference, own_error, rounding
+from .int8 import quantized
+from .pixels import with_pixels
+from .signature import by_name, exported, first_line, lengths_of, names_of, split, tensors_of
 
 DTYPES = ("float32", "float16", "int8")
 TOLERANCE = {"float32": 1e-4, "float16": 5e-2, "int8": 0.25}

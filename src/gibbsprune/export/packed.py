@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.checks import shown
-from gibbsprune.errors import UserError
-from gibbsprune.export.packing import Positions, positions
-from gibbsprune.files import parse_json, write_atomic
-from gibbsprune.masking import check_plain
+from ..checks import shown
+from ..errors import UserError
+from ..files import parse_json, write_atomic
+from ..masking import check_plain
+from .packing import Positions, positions
 
 FORMAT, VERSION = "gibbsprune-packed", "3"
 DTYPES = ("float32", "float16", "int8")

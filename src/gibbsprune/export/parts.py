@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from gibbsprune.export.aten import attribute, op_name
+from .aten import attribute, op_name
 
 aten = torch.ops.aten
 LANES = 16  # channels that a CPU computes at once: the last few up to a multiple of it are free

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
+from ..errors import UserError
 
 
 class FromPixels(nn.Module):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gibbsprune.export.aten import attribute, shape, varies
-from gibbsprune.export.channels import (
+from .aten import attribute, shape, varies
+from .channels import (
     Dims,
     Facts,
     LeftAlone,
@@ -31,7 +31,7 @@ from gibbsprune.export.channels import (
     rows,
     whole,
 )
-from gibbsprune.export.parts import Scatter
+from .parts import Scatter
 
 DENSE_ENOUGH = 0.8  # from this share of live channels on, computing the few constants is cheaper than scattering
 SCATTER_COST = 128  # multiply-adds at one place that cost as much as scattering one channel (benchmarks/README.md)

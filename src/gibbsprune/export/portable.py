@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.compaction import CompactReport
-from gibbsprune.export.graph_values import Strange, as_values, from_values
-from gibbsprune.files import ReadError, parse_json, write_atomic
-from gibbsprune.masking import check_plain
-from gibbsprune.text import told
+from ..errors import UserError
+from ..files import ReadError, parse_json, write_atomic
+from ..masking import check_plain
+from ..text import told
+from .compaction import CompactReport
+from .graph_values import Strange, as_values, from_values
 
 FORMAT, VERSION = "gibbsprune-compact", 1
 

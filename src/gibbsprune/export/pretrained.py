@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.compaction import TOLERANCE, CompactReport
-from gibbsprune.export.equality import difference, difference_in_double
-from gibbsprune.looking import arguments, plain_eval
-from gibbsprune.masking import check_plain
+from ..errors import UserError
+from ..looking import arguments, plain_eval
+from ..masking import check_plain
+from .compaction import TOLERANCE, CompactReport
+from .equality import difference, difference_in_double
 
 #: What configurations call the width of feed-forward layers, and their activation.
 WIDTHS = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "hidden_dim", "n_inner")

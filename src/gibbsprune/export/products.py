@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import shape
-from gibbsprune.export.channels import Facts, LeftAlone, common, coordinates, mask_of, numbers, product, rows
-from gibbsprune.export.joins import Operand
-from gibbsprune.export.layers import Rule
-from gibbsprune.export.plan import Plan
+from .aten import shape
+from .channels import Facts, LeftAlone, common, coordinates, mask_of, numbers, product, rows
+from .joins import Operand
+from .layers import Rule
+from .plan import Plan
 
 
 class Attention(Rule):

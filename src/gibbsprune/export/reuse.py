@@ -13,8 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from gibbsprune.export.aten import op_name
-from gibbsprune.export.parts import AddBorders, Overwriting, SumInto, add_into
+from .aten import op_name
+from .parts import AddBorders, Overwriting, SumInto, add_into
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

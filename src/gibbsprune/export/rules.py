@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gibbsprune.export.aten import ACTIVATIONS, op_name, shape
-from gibbsprune.export.channels import LeftAlone
-from gibbsprune.export.joins import Concat, Pointwise, Sum
-from gibbsprune.export.layers import Embedding, Grouped, Mix, Norm, Rule
-from gibbsprune.export.moves import Along, Cut, Expand, Filled, Mean, Permute, Reshape, Standardised
-from gibbsprune.export.plan import Plan
-from gibbsprune.export.products import Attention, Product
+from .aten import ACTIVATIONS, op_name, shape
+from .channels import LeftAlone
+from .joins import Concat, Pointwise, Sum
+from .layers import Embedding, Grouped, Mix, Norm, Rule
+from .moves import Along, Cut, Expand, Filled, Mean, Permute, Reshape, Standardised
+from .plan import Plan
+from .products import Attention, Product
 
 POINTWISE = ACTIVATIONS | {
     *("sub", "mul", "div", "rsub", "maximum", "minimum", "where", "masked_fill", "ge", "gt", "le", "lt", "eq", "ne"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.export.equality import difference
-from gibbsprune.masking import check_plain
-from gibbsprune.structures import PRUNABLE, as_structure
-from gibbsprune.text import first_line
+from ..errors import UserError
+from ..masking import check_plain
+from ..structures import PRUNABLE, as_structure
+from ..text import first_line
+from .equality import difference
 
 DTYPES = (torch.bfloat16, torch.float16)
 CAPABILITY = (8, 0)  # of the first GPUs that multiply 2:4

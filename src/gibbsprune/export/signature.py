@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gibbsprune.errors import UserError
-from gibbsprune.looking import arguments
+from ..errors import UserError
+from ..looking import arguments
 
 
 def names_of(model: nn.Module, example_inputs: Any) -> list[str]:

@@ -8,10 +8,10 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from gibbsprune.errors import UserError
-from gibbsprune.holding import hold
-from gibbsprune.masking import check_plain
-from gibbsprune.structures import PRUNABLE, check_mask
+from ..errors import UserError
+from ..holding import hold
+from ..masking import check_plain
+from ..structures import PRUNABLE, check_mask
 
 _ORIGINAL, _MASK = "_orig", "_mask"
 Pruned = TypeVar("Pruned", nn.Module, dict[str, Tensor])
