@@ -217,7 +217,7 @@ def test_include_and_exclude_reach_the_run():
         ("train digits", "unexpected argument 'digits'; see gibbsprune train --help"),
         ("train --lr fast", "the recipe's lr is 'fast': allowed are numbers above 0"),
         ("train --milestones 9,3", "the recipe's milestones is (9, 3): allowed are rising epochs"),
-        ("train --recipe best", "recipe is 'best': allowed are 'paper', 'modern', 'digits', 'plain'"),
+        ("train --recipe beast", "recipe is 'beast': allowed are 'paper', 'modern', 'best', 'digits', 'plain'"),
         (
             "train --sparsity 90",
             "sparsity is 90.0: allowed are numbers from 0 up to but not 1",

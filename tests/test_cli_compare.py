@@ -81,7 +81,7 @@ def test_methods_with_settings():
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
         (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
-        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'digits', 'plain'"),
+        (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'best', 'digits', 'plain'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
     ],
 )

@@ -30,6 +30,8 @@ SHORTER = {
     r"gibbsprune sweep run paper/": "--dry-run",
     r"gibbsprune compare": "--epochs 1 --seeds 0 --methods dense,gibbs",
     r"gibbsprune train --model": "--epochs 1",
+    r"gibbsprune profile": "--rounds 1",
+    r"gibbsprune sweep run paper/.*--budget": "--only '*-resnet20-*-s0'",
 }
 
 

@@ -317,7 +317,7 @@ def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch, capsys
 
     run.start([SPEC], out="whole")
     with monkeypatch.context() as patch:
-        fleet.on_step = lambda fleet, step: fleet.epoch == 3 and patch.setattr(checkpoint.os, "fsync", full)
+        fleet.on_step = lambda fleet, step: fleet.epoch == 3 and patch.setattr(os, "fsync", full)
         with pytest.raises(UserError, match=r"cannot write .*: No space left on device; what was saved"):
             run.start([SPEC], out="cut")
     fleet.on_step = None
