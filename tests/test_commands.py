@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[1]
 #: What a command gets in addition, by how it begins; the last value of an option counts.
 SHORTER = {
     r"gibbsprune train --data cifar10": "--dry-run",
-    r"gibbsprune sweep run paper/": "--dry-run",
+    r"gibbsprune sweep run paper/": "--dry-run --only '*-resnet20-*-s0'",
     r"gibbsprune compare": "--epochs 1 --seeds 0 --methods dense,gibbs",
     r"gibbsprune train --model": "--epochs 1",
     r"gibbsprune profile": "--rounds 1",
-    r"gibbsprune sweep run paper/.*--budget": "--only '*-resnet20-*-s0'",
+    r"--seeds 0-3": "--seeds 0-1",
 }
 
 

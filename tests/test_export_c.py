@@ -74,7 +74,7 @@ def test_same_function(name: str, compiler: str, monkeypatch: pytest.MonkeyPatch
             assert_close(model, outputs(found(images)), images)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "resnet20"])
 def test_filters_that_are_gone(name: str) -> None:
     """The smaller network can be written, whatever it puts in the place of what is gone."""
     need("gcc")
@@ -308,7 +308,8 @@ def test_sanitized(name: str, width: int, compiler: str, tmp_path: Path) -> None
     need(compiler)
     model, source, x = masked(name, 0.7)
     folder = written(source, tmp_path)
-    flags = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", f"-DGP_BYTES={width}", "-Wno-psabi")
+    level = "-O0" if compiler == "clang" else "-O1"
+    flags = (level, "-fsanitize=address,undefined", "-fno-sanitize-recover", f"-DGP_BYTES={width}", "-Wno-psabi")
     program = built(folder, (compiler, *flags, "-DNET_LANES=1"))
     images = torch.randn(18, *x.shape[1:])
     assert_close(model, run(program, images, source), images)

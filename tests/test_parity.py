@@ -49,7 +49,7 @@ RISES = {"fading": 0.0}
      ("weight", RISING), ("filter", RISING), ("weight", SHRUNK), ("kernel", SHRUNK),
      ("2:4", {"units": "threshold", "gradient": "straight-through", "survivors": "shrunk"}),
      ("weight", {"gradient": "law", "units": "threshold"}),
-     ("weight", RISES), ("kernel", RISES), ("filter", RISES), ("2:4", RISES),
+     ("weight", RISES), ("kernel", RISES), ("2:4", RISES),
      ("weight", {"gradient": "masked", "units": "threshold", "importance": "taylor"}),
      ("kernel", {"gradient": "straight-through", "units": "threshold", "importance": "wanda"})],
 )  # fmt: skip

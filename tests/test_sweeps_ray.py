@@ -15,7 +15,7 @@ import pytest
 from ray_cluster import two_nodes
 from sweep_bench import begin, found, write_grid
 
-EPOCHS = 40  # some seconds, so that a worker is killed in the middle
+EPOCHS = 24  # some seconds, so that a worker is killed in the middle
 PATIENCE = 180  # seconds, many times what one sweep takes
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or not sys.platform.startswith("linux"), reason="needs Ray, on Linux"

@@ -566,9 +566,9 @@ def compare_convolutions(device, convolve, inputs, outputs, side, stride, height
 #: Each kernel's check, and how many rows of each law the interpreter has time for.
 CHECKS = {
     "threshold": (check_thresholds, 1),
-    "independent": (check_independent, 300),
-    "exact": (check_exact, 130),
-    "chromatic": (check_chromatic, 130),
+    "independent": (check_independent, 200),
+    "exact": (check_exact, 80),
+    "chromatic": (check_chromatic, 90),
     "convolution": (check_convolutions, 1),
     "rows": (check_rows, 1),
 }
