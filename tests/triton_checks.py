@@ -1,6 +1,6 @@
 """What the Triton kernels must do, on any device: with few rows in Triton's interpreter, with many on a GPU.
 
-Run as a script, ``TRITON_INTERPRET=1 python triton_checks.py exact``, it checks one kernel in the interpreter, which
+Run as a script, ``TRITON_INTERPRET=1 python triton_checks.py exact``, it checks kernels in the interpreter, which
 must be chosen before Triton is imported. It takes a tenth of a second for a row, nearly all of it for Triton's random
 numbers, which are therefore made by numpy here: the same ones, bit for bit, which is checked as well.
 
@@ -574,6 +574,9 @@ CHECKS = {
 }
 
 
+DRAWING = {"independent", "exact", "chromatic"}  # which make random numbers
+
+
 def check_generator() -> None:
     """The hastened interpreter draws the same as the plain one."""
     from gibbsprune.samplers import chromatic_triton, exact_triton
@@ -594,11 +597,11 @@ def check_generator() -> None:
 
 
 if __name__ == "__main__":
-    name = sys.argv[1]
-    if name in ("independent", "exact", "chromatic"):
+    if DRAWING & set(sys.argv):
         check_generator()
-    if name == "independent":
-        check_words()
-    check, rows = CHECKS[name]
-    check("cpu", rows)
-    print(f"{name}: as it must be")
+    for name in sys.argv[1:]:
+        if name == "independent":
+            check_words()
+        check, rows = CHECKS[name]
+        check("cpu", rows)
+        print(f"{name}: as it must be")
