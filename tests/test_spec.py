@@ -184,4 +184,5 @@ def test_a_recipes_law_gives_way_to_settings_and_to_patterns():
     assert floored.how.target(floored).floor == 0.02
     assert floored.how.gradient(floored) == "masked"
     assert RunSpec(structure="2:4", recipe=best).how.target(RunSpec(structure="2:4", recipe=best)) == 0.5
+    assert RunSpec(structure="neuron", recipe=best).setting("allocation") == "uniform"
     assert RunSpec(recipe=best).replace(recipe=RECIPES["modern"]) == RunSpec(recipe=RECIPES["modern"])

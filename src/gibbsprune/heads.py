@@ -8,7 +8,7 @@ and the first that reads the result.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,11 +75,11 @@ def _around(node: Node, seen: Seen) -> tuple[int, list[str], str] | None:
     else:
         return None
     shape = tuple(heads.meta["val"].shape) if isinstance(heads, Node) else ()
-    readers = _readers(mixed, seen)
+    readers = _nearest(mixed.users, lambda user: user.users, seen)
     if len(shape) != 4 or len(readers) != 1 or any(not some for some in makers):
         return None
     names = list(dict.fromkeys(name for some in makers for name in some))
-    return int(shape[1]), names, next(iter(readers))
+    return int(shape[1]), names, readers[0]
 
 
 def _parts(heads: int, makers: Sequence[Layer], reader: Layer, seen: Seen) -> list[Part] | None:
@@ -113,8 +113,8 @@ def _one_below_the_other(owner: str, heads: int, seen: Seen) -> bool | None:
             return shape[-3:-1] == (3, heads)
 
 
-def _sources(nodes: Sequence[Any], seen: Seen) -> list[str]:
-    """The modules whose outputs these come from, by whatever steps."""
+def _nearest(nodes: Iterable[Any], onward: Callable[[Node], Iterable[Node]], seen: Seen) -> list[str]:
+    """The modules that one comes to first from these, by whatever steps."""
     found, done, open_ = [], set(), [node for node in nodes if isinstance(node, Node)]
     while open_:
         node = open_.pop()
@@ -122,21 +122,13 @@ def _sources(nodes: Sequence[Any], seen: Seen) -> list[str]:
             found.append(seen.owners[node])
         elif node not in done:
             done.add(node)
-            open_.extend(node.all_input_nodes)
+            open_.extend(onward(node))
     return list(dict.fromkeys(found))
 
 
-def _readers(node: Node, seen: Seen) -> set[str]:
-    """The modules that read this first."""
-    found, done, open_ = set(), set(), list(node.users)
-    while open_:
-        user = open_.pop()
-        if user in seen.owners:
-            found.add(seen.owners[user])
-        elif user not in done:
-            done.add(user)
-            open_.extend(user.users)
-    return found
+def _sources(nodes: Iterable[Any], seen: Seen) -> list[str]:
+    """The modules whose outputs these come from."""
+    return _nearest(nodes, lambda node: node.all_input_nodes, seen)
 
 
 def _passed(node: Node) -> set[Node]:

@@ -55,8 +55,9 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
     """A setting's default, by the recipe's law."""
 
     def default(spec: RunSpec) -> Any:
-        shared = name in ("ramp", "until", "allocation") and as_structure(spec.structure).limited
-        return RISING[name] if spec.recipe.law == "rising" and not shared else annealed
+        lacks = name in ("ramp", "until") and as_structure(spec.structure).limited
+        lacks |= name == "allocation" and shares_nothing(spec)
+        return RISING[name] if spec.recipe.law == "rising" and not lacks else annealed
 
     return default
 
@@ -134,10 +135,14 @@ class Gibbs(Method):
         return float(spec.setting("fading"))
 
 
-def check_allocation(spec: RunSpec) -> None:
-    """Layers whose structure says how much they keep, or which are units with others, share nothing out."""
+def shares_nothing(spec: RunSpec) -> bool:
+    """Whether the structure says how much its layers keep, or makes units of them with others."""
     kind = as_structure(spec.structure)
-    if (kind.limited or isinstance(kind, Joint)) and spec.setting("allocation") != "uniform":
+    return kind.limited or isinstance(kind, Joint)
+
+
+def check_allocation(spec: RunSpec) -> None:
+    if shares_nothing(spec) and spec.setting("allocation") != "uniform":
         raise bad("allocation", spec.setting("allocation"), f"'uniform' with structure {spec.structure!r}")
 
 
