@@ -112,6 +112,13 @@ def test_exact_laws_against_enumeration(case, sampler):
             check_counts(counts, law_of(by_hand, beta), f"{case} {sampler} scale {scale} beta {beta}")
 
 
+def test_neighbourhoods_without_pairs_are_kept_or_pruned_whole():
+    weight = torch.randn(6, 4, generator=seeded(0))
+    drawn = gp.sample(weight, gp.Pairwise([], 0.0, "layer"), "filter", 0.5, 0.5, draws=50, generator=seeded(1))
+    assert torch.equal(drawn, drawn[:, :, :1].expand_as(drawn))
+    assert 0.2 < float(drawn.float().mean()) < 0.8
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_chain_of_many_sweeps_against_enumeration(case):
     """60 sweeps at temperatures where they suffice; the bias of fewer is what the next test states."""

@@ -73,7 +73,8 @@ class Law:
         self.groups: list[_Group | Limited | Interacting] = []
         for members in ordered:
             first = self.sites[members[0][0]]
-            kind = Limited if first.limits else Interacting if first.pairing else _Group
+            coupled = first.pairing is not None and (len(first.pairing) or first.size > 1)  # as a whole, without pairs
+            kind = Limited if first.limits else Interacting if coupled else _Group
             self.groups.append(kind(self.sites, members))
         self.lanes = Lanes() if lanes else None
 
