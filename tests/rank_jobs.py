@@ -13,8 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gibbsprune as gp
 
-KINDS = ("weight", "kernel", "filter", "neuron", "2:4")
+KINDS = ("weight", "kernel", "filter", "neuron", "2:4", "pairs")
 LAYERS = ["2", "5", "7"]
+
+
+def strengths(weights):
+    """Of filters of two layers that attract each other, from the weights of both."""
+    return -(weights["2"][:2].norm(dim=1) + weights["7"][:2].norm(dim=1))
+
+
+ACROSS = gp.Pairwise({("2", "7"): [(0, 0), (1, 1)]}, strengths, "network", gp.Linear("square", relative=True))
+
+
+def how(kind):
+    """A structure, and a Hamiltonian where it is not the structure's own."""
+    return ("filter", ACROSS) if kind == "pairs" else (kind, None)
 
 
 def make_net(seed=0):
@@ -36,7 +49,7 @@ def make_net(seed=0):
 def make_run(kind, seed=0, **others):
     model = make_net(seed)
     schedule = gp.LogSchedule(0.5, 1e3, 6)
-    pruner = gp.GibbsPruner(model, 0.5, kind, schedule=schedule, include=LAYERS, seed=3, **others)
+    pruner = gp.GibbsPruner(model, 0.5, *how(kind), schedule=schedule, include=LAYERS, seed=3, **others)
     return model, torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), pruner
 
 
@@ -152,7 +165,7 @@ def fsdp(rank, folder):
             if first == "shards":
                 shard()
             schedule = gp.LogSchedule(0.5, 1e3, 6)
-            pruner = gp.GibbsPruner(model, 0.5, kind, schedule=schedule, include=LAYERS, seed=3, check_ranks=2)
+            pruner = gp.GibbsPruner(model, 0.5, *how(kind), schedule=schedule, include=LAYERS, seed=3, check_ranks=2)
             if first == "pruner":
                 shard()
             optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)

@@ -92,7 +92,7 @@ EXACT = [
 def test_every_structure_and_within_is_a_case():
     assert {(structure, within) for structure, within, *_ in CASES.values()} >= {
         (structure, within) for within, structures in WITHIN.items() for structure in structures
-    } - {("kernel", "layer")}  # as filters of a layer
+    } - {("kernel", "layer")} - {(structure, "network") for structure in WITHIN["network"]}  # tests/test_joined.py
 
 
 @pytest.mark.parametrize(("case", "sampler"), EXACT)
@@ -440,7 +440,7 @@ def five(weights):
         (lambda: gp.Pairwise([(0, 1)], [1.0, 2.0]), r"strengths have shape \(2,\): allowed are one number and 1"),
         (lambda: gp.Pairwise([(0, 1)], math.nan), "strengths hold NaN"),
         (lambda: gp.Pairwise([(0, 1)], "strong"), "strengths is 'strong'"),
-        (lambda: gp.Pairwise([(0, 1)], 1.0, "network"), "within is 'network': allowed are 'neighbourhood', 'kernel'"),
+        (lambda: gp.Pairwise([(0, 1)], 1.0, "world"), "within is 'world': allowed are 'neighbourhood', 'kernel'"),
         (lambda: gp.Pairwise([(0, 1)], 1.0, base=gp.Quadratic()), "base is Quadratic"),
         (lambda: gp.Pairwise.low_rank(np.ones((4, 9))), r"vectors have shape \(4, 9\)"),
         (lambda: gp.Pairwise.low_rank("many"), "vectors is 'many': allowed are numbers of shape"),

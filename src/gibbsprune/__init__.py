@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budgets import Budget
-    from .couplings import Coupled, Pairwise
+    from .couplings import Coupled
     from .diagnostics import Diagnostics, autocorrelation, autocorrelation_time
     from .energies import Neighbours, Redundancy
     from .errors import UserError
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
         to_semi_structured,
         to_torch_prune,
     )
-    from .graphs import all_pairs, grid_pairs
+    from .graphs import all_pairs, grid_pairs, kth_pairs
     from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, energy
     from .holding import hold_zeros
     from .law import sample
+    from .pairwise import Pairwise
     from .pruner import GibbsPruner
     from .recalibration import recalibrate
     from .saving import plain_state
@@ -94,6 +95,7 @@ __all__ = [
     "from_torch_prune",
     "grid_pairs",
     "hold_zeros",
+    "kth_pairs",
     "load_compact",
     "load_packed",
     "load_run",
@@ -111,7 +113,7 @@ __all__ = [
 #: Where everything lives.
 _HOMES = {
     "budgets": ("Budget",),
-    "couplings": ("Coupled", "Pairwise"),
+    "couplings": ("Coupled",),
     "diagnostics": ("Diagnostics", "autocorrelation", "autocorrelation_time"),
     "energies": ("Neighbours", "Redundancy"),
     "errors": ("UserError",),
@@ -120,10 +122,11 @@ _HOMES = {
         *("export_pt2", "from_torch_prune", "load_compact", "load_packed", "packed_size", "save_compact"),
         *("save_packed", "to_semi_structured", "to_torch_prune"),
     ),
-    "graphs": ("all_pairs", "grid_pairs"),
+    "graphs": ("all_pairs", "grid_pairs", "kth_pairs"),
     "hamiltonians": ("Binary", "Hamiltonian", "Linear", "Quadratic", "energy"),
     "holding": ("hold_zeros",),
     "law": ("sample",),
+    "pairwise": ("Pairwise",),
     "pruner": ("GibbsPruner",),
     "recalibration": ("recalibrate",),
     "saving": ("plain_state",),

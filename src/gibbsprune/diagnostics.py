@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .hamiltonians import energy
+from .joined import Joined
 from .law import Law
 from .site import Site, joint_rows, units
 from .structures import Filter
@@ -184,10 +185,15 @@ class _Record:
         return float((4 * chance * (1 - chance)).sum()) * self.count / max(1, self.count - 1)
 
 
-def _energies(sites: Sequence[Site], weights: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
+def _energies(law: Law, weights: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
     """H of every layer's mask; that of a unit is shared out to its layers by their weights."""
-    found = [0.0] * len(sites)
+    sites, found = law.sites, [0.0] * len(law.sites)
+    for group in law.groups:
+        for i, own in group.energies(weights, masks).items() if isinstance(group, Joined) else ():
+            found[i] = own
     for unit in units(sites):
+        if sites[unit[0]].peers:
+            continue
         tied = [sites[i] for i in unit]
         site, structure = tied[0], tied[0].structure if len(tied) == 1 else Filter()
         mask, weight = masks[unit[0]].reshape(site.cut), weights[unit[0]].reshape(site.cut)
@@ -206,7 +212,7 @@ def _watch_draws(
     records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
     for _ in range(max(2, draws)):
         masks = law.draw(weights, betas, [generator])
-        for record, mask, now in zip(records, masks, _energies(list(sites.values()), weights, masks)):
+        for record, mask, now in zip(records, masks, _energies(law, weights, masks)):
             record.add(mask, now, counts=True)
     return {name: _summed(name, [record]) for name, record in zip(sites, records)}
 
@@ -222,7 +228,7 @@ def _watch_chains(
         records = [_Record(site, weight) for site, weight in zip(sites.values(), weights)]
         for sweep in range(sweeps):
             masks = law.draw(weights, betas, [generator], before=masks)
-            for record, mask, now in zip(records, masks, _energies(list(sites.values()), weights, masks)):
+            for record, mask, now in zip(records, masks, _energies(law, weights, masks)):
                 record.add(mask, now, counts=sweep >= sweeps // 2)
         for pair, record in zip(both, records):
             pair.append(record)

@@ -65,9 +65,19 @@ class Graph:
         """Both spins of every pair, (2, E)."""
         return self.constant("ends", device, lambda: torch.from_numpy(np.ascontiguousarray(self.pairs.T)).to(device))
 
-    def total(self, strengths: Tensor) -> Tensor:
-        """Σ_j A_ij of every spin from the strengths (rows, E): (rows, size)."""
+    def total(self, strengths: Tensor, values: Tensor | None = None) -> Tensor:
+        """Σ_j A_ij of every spin from the strengths (rows, E), or Σ_j A_ij v_j with values (rows, size): (rows, size).
+
+        Without values whole layers are summed, whose strengths are often the same in all rows.
+        """
         padded = F.pad(strengths, (0, 1))
+        if values is not None:
+            nodes, others, edges = self.constant(
+                "around",
+                values.device,
+                lambda: Colour(*(part.to(values.device) for part in self._table(np.arange(self.size)))),
+            )
+            return (padded[:, edges] * F.pad(values, (0, 1))[:, others]).sum(-1)
         if self.size * self.most <= 8 * len(self) + 1024:  # one table holds little that is not there
             everything = self.constant(
                 "all", strengths.device, lambda: self._table(np.arange(self.size)).edges.to(strengths.device)
@@ -155,8 +165,8 @@ class Graph:
         return None if self.elimination is None else max((len(step.rest) for step in self.elimination), default=0)
 
 
-def check_pairs(pairs: Any, size: int) -> np.ndarray:
-    """Pairs as (E, 2) whole numbers, or a sentence saying what is wrong with them."""
+def as_pairs(pairs: Any) -> np.ndarray:
+    """Pairs as (E, 2) whole numbers."""
     found = np.asarray(pairs.cpu() if isinstance(pairs, Tensor) else pairs)
     if found.size == 0:
         return np.empty((0, 2), np.int64)
@@ -164,15 +174,20 @@ def check_pairs(pairs: Any, size: int) -> np.ndarray:
         raise UserError(
             f"pairs are {found.dtype} of shape {found.shape}: allowed are whole numbers of shape (pairs, 2)"
         )
-    found = found.astype(np.int64)
+    return found.astype(np.int64)
+
+
+def check_pairs(pairs: Any, size: int, told: Callable[[int], str] = str) -> np.ndarray:
+    """Pairs as (E, 2) whole numbers, or a sentence saying what is wrong with them; ``told`` is an element in words."""
+    found = as_pairs(pairs)
     outside = found[(found < 0) | (found >= size)]
     if len(outside):
         raise UserError(f"pairs name element {outside[0]}: allowed are 0 to {size - 1} where {size} elements interact")
     if (same := found[found[:, 0] == found[:, 1]]).size:
-        raise UserError(f"pairs couple element {same[0, 0]} with itself: allowed are pairs of two elements")
+        raise UserError(f"pairs couple element {told(same[0, 0])} with itself: allowed are pairs of two elements")
     keys = np.sort(found, 1) @ np.array([size, 1])
     if len(np.unique(keys)) < len(keys):
-        a, b = divmod(int(keys[np.argsort(keys)][1:][np.diff(np.sort(keys)) == 0][0]), size)
+        a, b = map(told, divmod(int(keys[np.argsort(keys)][1:][np.diff(np.sort(keys)) == 0][0]), size))
         raise UserError(f"pairs name {a} and {b} more than once: allowed is each pair once, in either order")
     return found
 
@@ -196,17 +211,33 @@ def all_pairs(size: int) -> np.ndarray:
     return np.stack(np.triu_indices(size, 1), 1)
 
 
-def _two_sides(size: int, pairs: np.ndarray) -> np.ndarray | None:
-    """0 or 1 for every spin so that all pairs differ, or None where that is impossible; all components at once."""
+def kth_pairs(counts: Sequence[int]) -> np.ndarray:
+    """The k-th of one with the k-th of the other, of as many each: filters whose outputs are added.
+
+    >>> kth_pairs((3, 3)).tolist()
+    [[0, 0], [1, 1], [2, 2]]
+    """
+    if len(counts) != 2 or counts[0] != counts[1]:
+        raise UserError(f"counts are {' and '.join(map(str, counts))}: allowed are two equal ones, k-th with k-th")
+    return np.stack([np.arange(counts[0])] * 2, 1)
+
+
+def components(size: int, pairs: np.ndarray) -> np.ndarray:
+    """The least number of the spins that each spin is connected with, itself among them."""
     label = np.arange(size)
-    while True:  # of each component the least number, by passing it on and following it
+    while True:  # by passing it on and following it
         least = label.copy()
         np.minimum.at(least, pairs[:, 0], label[pairs[:, 1]])
         np.minimum.at(least, pairs[:, 1], label[pairs[:, 0]])
         least = least[least]
         if np.array_equal(least, label):
-            break
+            return label
         label = least
+
+
+def _two_sides(size: int, pairs: np.ndarray) -> np.ndarray | None:
+    """0 or 1 for every spin so that all pairs differ, or None where that is impossible; all components at once."""
+    label = components(size, pairs)
     side = np.where(label == np.arange(size), 0, -1)
     one, two = np.concatenate([pairs, pairs[:, ::-1]]).T
     while (open_ := (side[one] >= 0) & (side[two] < 0)).any():

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from .across import Counts
 from .checks import bad, check_number, check_one_of, listed, number
 from .graphs import Graph
 from .schedules import LinearSchedule, LogSchedule, Schedule, annealed
@@ -62,8 +63,15 @@ class Hamiltonian(ABC):
         """The coupling of a pair in a neighbourhood of ``size``."""
         return self.coupling
 
-    def pairing(self, shape: Sequence[int], structure: Structure) -> Graph | None:
-        """Which elements of a layer interact, where these are not all of a neighbourhood (:mod:`.couplings`)."""
+    def peers(self, layers: Mapping[str, int]) -> Counts:
+        """The layers that interact with others, of all with their numbers of neighbourhoods (:mod:`.across`)."""
+        return ()
+
+    def pairing(self, shape: Sequence[int], structure: Structure, name: str = "", peers: Counts = ()) -> Graph | None:
+        """Which elements of a layer interact, where these are not all of a neighbourhood (:mod:`.couplings`).
+
+        Where layers interact with each other, as ``peers`` do, those are in it that the layer is connected with.
+        """
         return None
 
     def default_schedule(self, epochs: int, sizes: Sequence[int] = ()) -> Schedule:

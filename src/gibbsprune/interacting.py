@@ -18,7 +18,7 @@ from .stacks import Stack
 def interaction(site: Site) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:
     """What sites must share to be drawn together: the grid of what interacts, how it is laid out, and their chain."""
     energy = site.hamiltonian
-    if not isinstance(energy, Coupled):
+    if not isinstance(energy, Coupled) or site.peers:
         return (), (), site.sweeps or 0, site.warm
     layout = () if energy.order(site.cut, site.structure) is None else site.cut
     return energy.grid(site.cut, site.structure), layout, site.sweeps or 0, site.warm
@@ -29,9 +29,9 @@ class Interacting(Stack):
 
     hamiltonian: Coupled
 
-    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, sites: Sequence[Site], units: Sequence[tuple[int, ...]], pairs: Graph | None = None) -> None:
         super().__init__(sites, units)
-        pairs = self.sites[0].pairing
+        pairs = pairs or self.sites[0].pairing
         assert pairs is not None
         self.pairs: Graph = pairs
         self.warm = self.sites[0].warm
@@ -54,7 +54,7 @@ class Interacting(Stack):
         if draws > 1:
             field, beta = field.repeat(draws, 1), beta.repeat(draws, 1)
             strengths = strengths.repeat(draws, 1) if len(strengths) > 1 else strengths
-        start = self._arranged(self._masks(before))[:, :, 0] if before is not None and self.warm else None
+        start = self._arranged(self.masks(before))[:, :, 0] if before is not None and self.warm else None
         held = Pairs(pairs, strengths, energy.vectors)
         mask = draw(self.sampler, Rows(field, beta, source, sweeps=sweeps, pairs=held, start=start))
         if energy.whole:
@@ -68,21 +68,27 @@ class Interacting(Stack):
 
     def _law(self, weights: Sequence[Tensor], betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = βb of what interacts, (rows, elements), β, (rows, 1), and A of the pairs, (1 or rows, pairs)."""
+        energy = self.hamiltonian
+        values, field, beta = self.fields(weights, betas)
+        field = self._arranged(field)[:, :, 0]
+        strengths = energy.strengths(self._arranged(values), self.pairs)
+        beta = beta.view(len(field), -1)[:, :1]
+        if energy.centred:
+            mean = self.mean_spin(beta).view(len(field), -1)[:, :1]
+            field = field - mean * beta * self.pairs.total(strengths.to(field.dtype))
+        return field, beta, strengths
+
+    def fields(self, weights: Sequence[Tensor], betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of all rows, (rows, n), h = βb of their elements, (rows, 1 or n), and β, (rows, 1)."""
         energy, values = self.hamiltonian, self.rows(weights)
         squares = values.square()
         means = self.means(squares)
         threshold = self.segments.thresholds(means)
         beta, scale = (self.segments.spread(each)[:, None] for each in self.scales(betas, threshold))
         field = energy.field(squares, means[:, None], self.segments.spread(threshold)[:, None]) * scale
-        field = self._arranged(field.sum(1, keepdim=True) if energy.whole else field)[:, :, 0]
-        strengths = energy.strengths(self._arranged(values), self.pairs)
-        beta = beta.view(len(field), -1)[:, :1]
-        if energy.centred:
-            mean = self.segments.spread(self._mean_spin(means.device).to(beta.dtype)).view(len(field), -1)[:, :1]
-            field = field - mean * beta * self.pairs.total(strengths.to(field.dtype))
-        return field, beta, strengths
+        return values, field.sum(1, keepdim=True) if energy.whole else field, beta
 
-    def _masks(self, masks: Sequence[Tensor]) -> Tensor:
+    def masks(self, masks: Sequence[Tensor]) -> Tensor:
         """The masks of all sites, one value per element that interacts."""
         rows = torch.cat([s.rows(masks[i]) for (i,), s in zip(self.units, self.sites)])
         return rows[:, :1] if self.hamiltonian.whole else rows
@@ -102,7 +108,7 @@ class Interacting(Stack):
         make = lambda: torch.cat([order + k * len(order) for k in range(len(self.sites))])  # noqa: E731
         return self.segments.constant("order", device, make)
 
-    def _mean_spin(self, device: torch.device) -> Tensor:
-        """1 − 2p of every site, as far as its neighbourhoods can be shared out so."""
+    def mean_spin(self, like: Tensor) -> Tensor:
+        """1 − 2p of every row's site, as far as its neighbourhoods can be shared out so."""
         make = lambda: torch.tensor([2 * k / m - 1 for k, m in zip(self.segments.keep, self.counts)])  # noqa: E731
-        return self.segments.constant("mean", device, make, varying=True)
+        return self.segments.spread(self.segments.constant("mean", like.device, make, varying=True).to(like.dtype))

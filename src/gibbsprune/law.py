@@ -18,6 +18,7 @@ from torch import Tensor
 from .checks import check_beta, check_whole
 from .hamiltonians import Binary, Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .interacting import Interacting, interaction
+from .joined import Joined
 from .lanes import Lanes
 from .limited import Limited
 from .samplers import SWEEPS, Rows, Source, draw, kernel
@@ -65,24 +66,26 @@ class Law:
             site, size = tied[0], sum(part.size for part in tied)
             alone = unit[0] if sum(math.prod(part.shape) for part in tied) > LARGE else -1
             own = (site.limits or (), *interaction(site))
-            key = (site.hamiltonian, site.sampler, site.structure.name, size, split(tied), *own, alone)
+            key: tuple = (site.hamiltonian, site.sampler, site.structure.name, size, split(tied), *own, alone)
+            if site.peers:  # of any size, and of one run
+                key = (site.hamiltonian, "", site.peers, site.run)
             groups.setdefault(key, []).append(unit)
         # An order that depends on no other run, so that a run's random numbers go the same way alone as among others.
         keys = sorted(groups, key=lambda key: (*key[1:], repr(key[0])))
         ordered = [sorted(groups[key], key=lambda unit: self.sites[unit[0]].run) for key in keys]
-        self.groups: list[_Group | Limited | Interacting] = []
+        self.groups: list[_Group | Limited | Interacting | Joined] = []
         for members in ordered:
             first = self.sites[members[0][0]]
             coupled = first.pairing is not None and (len(first.pairing) or first.size > 1)  # as a whole, without pairs
-            kind = Limited if first.limits else Interacting if coupled else _Group
-            self.groups.append(kind(self.sites, members))
+            kinds = ((Joined, first.peers), (Limited, first.limits), (Interacting, coupled), (_Group, True))
+            self.groups.append(next(kind for kind, there in kinds if there)(self.sites, members))
         self.lanes = Lanes() if lanes else None
 
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
         """Another sparsity of each site from now on, as when it rises; in place, also for a captured graph."""
         self.sites = [site.at(p) for site, p in zip(self.sites, sparsities)]
         for group in self.groups:
-            group.segments.set_sparsities([self.sites[unit[0]].sparsity for unit in group.units])
+            group.set_sparsities(self.sites)
 
     def draw(
         self,
@@ -106,7 +109,7 @@ class Law:
         masks: list[Tensor] = [torch.empty(0)] * len(self.sites)
         jobs = [
             partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps, before=before)
-            if isinstance(group, Interacting)
+            if isinstance(group, (Interacting, Joined))
             else partial(group.draw, weights, betas, generators, group.sites[0].sweeps or sweeps)
             for group in self.groups
         ]
@@ -150,7 +153,7 @@ class Law:
         """The share of its value that every weight loses where survivors are shrunk by the threshold."""
         return self._each(lambda group: group.lost(weights))
 
-    def _each(self, of: Callable[[_Group | Limited | Interacting], Tensor]) -> list[Tensor]:
+    def _each(self, of: Callable[[_Group | Limited | Interacting | Joined], Tensor]) -> list[Tensor]:
         """A value for every weight of every site, from the rows that a group gives."""
         values: list[Tensor] = [torch.empty(0)] * len(self.sites)
         for group in self.groups:

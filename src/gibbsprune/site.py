@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .across import Counts
 from .checks import bad, check_one_of, check_sparsity, excluding, layers_told
 from .errors import UserError
 from .graphs import Graph
@@ -38,6 +39,8 @@ class Site:
     sweeps: int | None = None  # of a chain; None for as many as whoever draws says
     warm: bool = False  # whether a chain goes on from the mask before
     view: tuple[int, ...] | None = None  # the shape in which it is cut, where that is another than its own
+    name: str = ""  # of its layer, where layers interact with each other
+    peers: Counts = ()  # the layers that do
     unit: str = ""  # sites of a run with the same unit have neighbourhoods in common, row by row
 
     @property
@@ -77,7 +80,7 @@ class Site:
     @property
     def pairing(self) -> Graph | None:
         """Which elements interact, where the Hamiltonian has pairs of its own."""
-        return self.hamiltonian.pairing(self.cut, self.structure)
+        return self.hamiltonian.pairing(self.cut, self.structure, self.name, self.peers)
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -160,13 +163,15 @@ def layer_sites(
             f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
             f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
-    units = units_of(layers, sparsities)
+    units, peers = units_of(layers, sparsities), hamiltonian.peers(counts)
     for name, layer in layers.items():
         check_device(f"the device of layer {name!r}", layer.stored.device)
         structure, sparsity = structures[name], sparsities[name]
         law = _law(hamiltonian, structure)
-        more = {"warm": warm, "view": layer.view, "unit": units.get(name, "")}
-        site = Site(layer.shape, structure, law, sparsity, sampler, **more)  # type: ignore[arg-type]
+        site = Site(
+            layer.shape, structure, law, sparsity, sampler, warm=warm, view=layer.view, unit=units.get(name, "")
+        )
+        site = replace(site, name=name, peers=peers) if peers else site
         try:
             found[name] = site.checked().at(sparsity)
         except UserError as error:
@@ -226,6 +231,7 @@ def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
     """The law's own gradient is that of weights which are drawn by themselves."""
     check_one_of("gradient", gradient, GRADIENTS)
     for site in sites:
-        if gradient == "law" and not (site.size == 1 and site.sampler == "independent"):
+        alone = site.size == 1 and site.sampler == "independent" and not site.peers
+        if gradient == "law" and not alone:
             kinds = f"{site.hamiltonian!r} and {site.structure.plural}"
             raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")

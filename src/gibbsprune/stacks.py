@@ -41,6 +41,10 @@ class Stack:
         moved = len(self.sites) > 1 and not all(site.structure.in_order for site in self.sites)
         self.moved = moved and sum(self.counts) * self.size <= MOVED
 
+    def set_sparsities(self, sites: Sequence[Site]) -> None:
+        """Other sparsities from now on, those of the sites that the units are of."""
+        self.segments.set_sparsities([sites[unit[0]].sparsity for unit in self.units])
+
     def site_run(self, device: torch.device) -> Tensor:
         """The run of each site."""
         return self.segments.constant("run", device, lambda: torch.tensor([s.run for s in self.sites]))
