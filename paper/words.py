@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 from . import cells
@@ -16,9 +15,9 @@ HOT = "with β to 10⁶"  # cells.FINAL_BETA
 
 
 def safe(text: object) -> str:
-    """Text of unknown origin as plain words of a Markdown page: no tag, no link, no table cell of its own."""
-    plain = html.escape(" ".join(str(text).split()), quote=False)
-    return re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", plain)
+    """Text of unknown origin as plain words of a Markdown page: no tag, link, attribute, formula, cell of its own."""
+    plain = " ".join(str(text).split())
+    return re.sub(r"[<>&\\`*\[\]|~{}$]|(?<!\w)_|_(?!\w)", lambda sign: f"&#{ord(sign[0])};", plain)
 
 
 def code(name: object) -> str:

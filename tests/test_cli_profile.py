@@ -133,6 +133,8 @@ def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+    assert main(["profile", "runs/nowhere"]) == 2
+    assert "runs/nowhere holds no run" in capsys.readouterr().err
     assert main(["profile", "lenet"]) == 2
     assert "model is 'lenet'" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{}")

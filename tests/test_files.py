@@ -163,3 +163,16 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(files.WriteError, match=r"cannot write .*file/inner: Not a directory"):
         files.make_folder(tmp_path / "file" / "inner")
+
+
+def test_where_there_is_no_home_the_variable_is_named(monkeypatch, tmp_path):
+    """As in a container that runs as a user of no name."""
+    for name in ("HOME", "GIBBSPRUNE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 123456)
+    with pytest.raises(UserError, match=r"^there is no home folder: set the variable GIBBSPRUNE_CACHE "):
+        files.kept_in("GIBBSPRUNE_CACHE", "c")
+    monkeypatch.setenv("GIBBSPRUNE_CACHE", str(tmp_path))
+    assert files.kept_in("GIBBSPRUNE_CACHE", "c") == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files.kept_in("OTHER_VARIABLE", "c") == tmp_path / ".cache" / "gibbsprune" / "c"

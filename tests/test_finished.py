@@ -76,6 +76,13 @@ def test_a_run_of_a_fleet_is_named_by_its_folder_or_its_seed(folder):
             find(text, seed)
 
 
+def test_a_file_of_a_run_is_not_the_run(folder, tmp_path):
+    record = json.loads((folder / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(record | {"runs": record["runs"][:1]}))
+    with pytest.raises(UserError, match=f"result.json holds no run, but {tmp_path} does$"):
+        find(tmp_path / "result.json")
+
+
 def test_a_run_that_is_not_finished_is_told(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "r")
     (tmp_path / "r" / "seed-0" / "result.json").unlink()

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -331,13 +332,15 @@ def test_averaged_weights(lightning, tmp_path):
     wrong = make_trainer(lightning, tmp_path, [lightning.callbacks.EMAWeightAveraging(), pruning(0.75)])
     with pytest.raises(gp.UserError, match=r"^EMAWeightAveraging comes before GibbsPruning in the trainer's callbacks"):
         wrong.fit(make_module(lightning), make_loader())
-    module = make_module(lightning)
-    mean = lightning.callbacks.WeightAveraging(use_buffers=False)
-    make_trainer(lightning, tmp_path, [callback, mean]).fit(module, make_loader())
-    check_final(module)
-    wrong = make_trainer(lightning, tmp_path, [pruning(0.75), lightning.callbacks.WeightAveraging()])
-    with pytest.raises(gp.UserError, match=r"which torch cannot do with masks: give it use_buffers=False$"):
-        wrong.fit(make_module(lightning), make_loader())
+    for buffers in (False, True):
+        module = make_module(lightning)
+        mean = lightning.callbacks.WeightAveraging(use_buffers=buffers)
+        trainer = make_trainer(lightning, tmp_path, [callback, mean])
+        trainer.fit(module, make_loader())
+        check_final(module)
+    on_gpu = SimpleNamespace(callbacks=trainer.callbacks, strategy=SimpleNamespace(root_device=torch.device("cuda")))
+    with pytest.raises(gp.UserError, match=r"knows no whole numbers on cuda: give it avg_fn="):
+        callback._check_averages(on_gpu)
 
 
 def test_layers_made_in_configure_model(lightning, tmp_path):

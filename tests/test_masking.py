@@ -170,7 +170,13 @@ def test_state_dict_carries_weight_and_sampled_mask():
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other.weight, layer.eval().weight)
     assert torch.equal(other.train().weight, layer.train().weight)
-    assert set(layer.state_dict()) == {"bias", "parametrizations.weight.original", "parametrizations.weight.0.mask"}
+    state = layer.state_dict()
+    assert set(state) == {"bias", "parametrizations.weight.original", "parametrizations.weight.0.mask"}
+    assert state["parametrizations.weight.0.mask"].dtype == torch.bool
+    third = masked_linear()
+    third.load_state_dict(copy.deepcopy(state), assign=True)
+    assert torch.equal(third.weight, layer.weight)
+    assert [b.dtype for b in third.buffers()] == [b.dtype for b in layer.buffers()], "averaged in the same way"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

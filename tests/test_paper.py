@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -231,26 +232,38 @@ def test_runs_beside_the_evaluation_are_listed(tmp_path):
     assert shown[2:6] == ["coupling 0.05", "200", with_it, without]
 
 
-HOSTILE = "<script>document.title = 'taken'</script><!--<script>`|[x](javascript:0)\n# /*DATA*/"
+HOSTILE = "<script>document.title = 'taken'</script><!--<script>`|[x](javascript:0)\n# /*DATA*/ $x$ {: onclick=go() }"
 
 
-def test_text_of_results_stays_text(tmp_path):
-    """Names of data, hardware and versions come from files that others may have written."""
+@pytest.fixture
+def hostile(tmp_path):
+    """The page of results whose names of data, hardware and versions are not what they seem."""
     spec = SQUARE[0].replace(data=HOSTILE)
     about = {"hardware": {"gpu": HOSTILE}, "versions": {"torch": HOSTILE}}
     tune = tuned() | {"model": HOSTILE, "seeds": [HOSTILE]}
-    tune["evidence"][0] |= {"change": {HOSTILE: 1.0}, "structure": HOSTILE}
-    tune["choice"] |= {f"{HOSTILE}-abs": {}}
+    tune["evidence"][0] |= {"change": {HOSTILE: 1.0}, "structure": HOSTILE, "hamiltonian": HOSTILE}
+    tune["choice"] |= {f"{HOSTILE}-{HOSTILE}": {}}
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "mine.json").write_text(json.dumps(tune))
-    text = tables.results_text(Results([record(spec, 0.9, environment=about)]), tmp_path / "paper", "img", tmp_path)
-    assert text.count("document.title") >= 6
-    assert "<" not in re.sub(r"<picture><source .*></picture>", "", text)
-    assert "](javascript:0)" not in text.replace("\\](", "")
-    assert [line for line in text.splitlines() if line.startswith("# ")] == ["# Results"]
-    rows = [line for line in text.splitlines() if "document.title" in line and line.startswith("|")]
+    return tables.results_text(Results([record(spec, 0.9, environment=about)]), tmp_path / "paper", "img", tmp_path)
+
+
+def test_text_of_results_stays_text(hostile):
+    assert hostile.count("document.title") >= 6
+    assert "<" not in re.sub(r"<picture><source .*></picture>", "", hostile)
+    assert "](javascript:0)" not in hostile
+    assert [line for line in hostile.splitlines() if line.startswith("# ")] == ["# Results"]
+    rows = [line for line in hostile.splitlines() if "document.title" in line and line.startswith("|")]
     assert rows
-    assert all(len(re.findall(r"(?<!\\)\|", line)) in (6, 10) for line in rows), "no columns of their own"
+    assert all(line.count("|") in (6, 10) for line in rows), "no columns of their own"
+
+
+def test_text_of_results_stays_text_on_the_site(hostile):
+    """Whose extensions know attributes and formulas, too."""
+    markdown = pytest.importorskip("markdown", reason="needs the tools of the site")
+    drawn = markdown.markdown(hostile, extensions=["tables", "attr_list", "pymdownx.arithmatex"])
+    assert not re.search(r"<script|<[^>]*(onclick|javascript)|MathJax", drawn)
+    assert html.unescape(drawn).count(HOSTILE.split("\n")[1]) >= 6, "it is shown as it is"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

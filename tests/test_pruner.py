@@ -241,6 +241,34 @@ def test_averages_evaluate_with_the_converged_masks_of_their_own_weights():
                 assert torch.equal(layer.weight != 0, gp.converged_mask(stored_weight(layer), 0.6))
 
 
+@pytest.mark.parametrize("how", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.5)}])
+@pytest.mark.parametrize("survivors", ["whole", "shrunk"])
+def test_averages_of_buffers_too_end_as_the_model(how, survivors):
+    model = small_net()
+    pruner = gp.GibbsPruner(model, 0.6, schedule=gp.ConstantSchedule(1.0), survivors=survivors)
+    optimizer, average = torch.optim.SGD(model.parameters(), 0.3), AveragedModel(model, use_buffers=True, **how)
+    for step in range(4):
+        train_step(model, optimizer, step)
+        pruner.step()
+        average.update_parameters(model)
+    masks = [mask for name, mask in average.module.named_buffers() if name.endswith(".mask")]
+    assert masks
+    assert all(int(mask.min()) >= 0 and int(mask.max()) <= 1 for mask in masks)
+    x = batch(5)[0]
+    wanted = average.eval()(x)
+    model.load_state_dict(average.module.state_dict())
+    model = pruner.finalize().eval()
+    torch.testing.assert_close(model(x), wanted)
+    average = AveragedModel(model.train(), use_buffers=True, **how)
+    for step in range(4):
+        train_step(model, optimizer, step)
+        average.update_parameters(model)
+    for name in pruner.layers:
+        zero = model.get_submodule(name).weight == 0
+        assert bool(zero.any())
+        assert torch.equal(average.module.get_submodule(name).weight == 0, zero)
+
+
 # -- living with the rest of torch -----------------------------------------------------------------------------------
 
 

@@ -120,7 +120,7 @@ PYTHON = "from gibbsprune.training import RunSpec\n"
         ("grid: {seed: []}", "s.yaml", "grid: seed is \\[\\]: allowed are lists"),
         ("runs: [3]", "s.yaml", "a run is 3: allowed are names with their values"),
         ("grid: {sparsity: [2]}", "s.yaml", "sparsity is 2"),
-        ("grid: {sparsty: [0.5]}", "s.yaml", "'sparsty'"),
+        ("grid: {sparsty: [0.5]}", "s.yaml", r"'sparsty' \(did you mean 'sparsity'\?\)"),
         ("grid: {epochs: [0]}", "s.yaml", "epochs is 0: allowed are whole numbers from 1"),
         ("grid: {recipe: [soup]}", "s.yaml", "soup"),
         ("grid: {lr: [fast]}", "s.yaml", "lr is 'fast'"),

@@ -8,6 +8,7 @@ A ``check_…`` refuses what is not of its type. A parser also takes a string fo
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -49,6 +50,16 @@ def listed(values: Iterable[Any]) -> str:
     return ", ".join(map(repr, values))
 
 
+def meant(name: str, among: Iterable[str]) -> str:
+    """What a name that is not there was meant to be, for a sentence, or nothing.
+
+    >>> meant("sparsty", ["seed", "sparsity"]), meant("colour", ["seed"])
+    (" (did you mean 'sparsity'?)", '')
+    """
+    near = difflib.get_close_matches(name, list(among), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def layers_told(names: Iterable[str], one: str = "", many: str = "", after: str = " ") -> str:
     """The layers that a sentence is about, all of them, and what is said of one or of many.
 
@@ -64,7 +75,7 @@ def excluding(names: Iterable[str], among: Iterable[str]) -> str | list[str]:
     """What to give as ``exclude`` to leave out these layers and no others: one pattern, where there is one.
 
     >>> excluding(["body.0.conv", "body.1.conv"], ["body.0.conv", "body.1.conv", "head"])
-    'body*conv'
+    'body.*.conv'
     >>> excluding(["a", "c"], ["a", "b", "c"])
     ['a', 'c']
     """

@@ -122,6 +122,17 @@ def make_folder(folder: Path | Elsewhere) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def kept_in(variable: str, below: str = "") -> Path:
+    """The folder of what lasts from one command to the next: what this variable says, or one below ~/.cache."""
+    named = os.environ.get(variable)
+    try:
+        return Path(named or Path("~/.cache/gibbsprune") / below).expanduser()
+    except RuntimeError:  # as of a user whom the machine does not know
+        raise UserError(
+            f"there is no home folder: set the variable {variable} to a folder that may be written"
+        ) from None
+
+
 def clean(folder: str | os.PathLike[str], older: float = 0.0) -> None:
     """Removes the temporary files that a killed process left in ``folder`` and below; only its holder may.
 

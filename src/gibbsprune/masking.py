@@ -42,7 +42,6 @@ class Masked(nn.Module):
     value, each None for nothing; the owner fills them, too.
     """
 
-    mask: Tensor
     extra: Tensor | None
     lost: Tensor | None
     order: tuple[str, ...] = ()  # of the parameters of the module before any of them was masked
@@ -50,17 +49,36 @@ class Masked(nn.Module):
     def __init__(self, weight: Tensor, gradient: str = "masked", survivors: str = "whole") -> None:
         super().__init__()
         nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.bool, device=weight.device))
+        self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.int8, device=weight.device))
         plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
         self.register_buffer("extra", None if plain else nothing, persistent=False)
         whole = check_one_of("survivors", survivors, SURVIVORS) == "whole"
         self.register_buffer("lost", None if whole else nothing.clone(), persistent=False)
 
+    @property
+    def mask(self) -> Tensor:
+        """The buffer of that name, seen as booleans: torch's mean of buffers (``AveragedModel``) takes numbers only."""
+        return self._whole_numbers().view(torch.bool)
+
+    def _whole_numbers(self) -> Tensor:
+        """The same as it is stored, which compilers multiply by without a second look at its bytes."""
+        return cast(Tensor, self._buffers["mask"])
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "mask"] = destination[prefix + "mask"].view(torch.bool)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if isinstance(mask := state_dict.get(prefix + "mask"), Tensor):
+            state_dict[prefix + "mask"] = mask.bool().view(torch.int8)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def forward(self, weight: Tensor) -> Tensor:
-        masked = weight * self.mask
+        mask = self._whole_numbers()
+        masked = weight * mask
         if self.extra is not None:
             masked = masked + (weight - weight.detach()) * self.extra  # of value 0
-        return masked if self.lost is None else masked - weight.detach() * self.mask * self.lost
+        return masked if self.lost is None else masked - weight.detach() * mask * self.lost
 
     def seeing(self) -> Tensor:
         """Which weights get a gradient: those that the mask keeps, and what has one beyond it."""
@@ -92,8 +110,8 @@ class GibbsMasked(Masked):
     ) -> None:
         super().__init__(weight, gradient, survivors)
         self.structure, self.sparsity, self.view = structure, sparsity, view or tuple(weight.shape)
-        like = self.mask if self.lost is None else self.lost  # of survivors that are shrunk x_cvg holds what is left
-        self.register_buffer("converged", torch.ones_like(like), persistent=False)
+        kind = torch.int8 if self.lost is None else weight.dtype  # of shrunk survivors x_cvg holds what is left
+        self.register_buffer("converged", torch.ones(weight.shape, dtype=kind, device=weight.device), persistent=False)
         self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
 

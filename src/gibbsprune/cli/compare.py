@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..data import absolute
 from ..errors import UserError
-from ..structures import EXAMPLES
 from ..training.recipes import RECIPES
-from ..training.spec import RunSpec
-from .train import chosen_recipe
 from .values import number, seed_list, whole
+
+if TYPE_CHECKING:
+    from ..training.spec import RunSpec
 
 EPILOG = """\
 A method may be named with settings, and several times with different ones:
@@ -34,7 +33,7 @@ def add_parser(commands: Any, meaning: str) -> None:
     what = parser.add_argument_group("what is compared")
     what.add_argument("--data", metavar="NAME", help="digits (default), cifar10, or your own path.npz")
     what.add_argument("--model", metavar="NAME", help="as in train (resnet8 for digits, else resnet20)")
-    what.add_argument("--structure", default="weight", metavar="NAME", help=f"{', '.join(EXAMPLES)} (weight)")
+    what.add_argument("--structure", default="weight", metavar="NAME", help="as in train (weight)")
     what.add_argument("--sparsity", type=number, metavar="P", help="the fraction removed (0.9; filters 0.75)")
     what.add_argument("--methods", metavar="A,B", help="some of the methods (all that have the structure)")
     what.add_argument("--seeds", type=seed_list, default=[0, 1, 2], metavar="A-B", help="runs of each method (0-2)")
@@ -74,6 +73,10 @@ def handle(options: argparse.Namespace) -> int:
 
 def chosen_base(options: argparse.Namespace) -> RunSpec:
     """What all runs share."""
+    from ..data import absolute
+    from ..training.spec import RunSpec
+    from .train import chosen_recipe
+
     data = absolute(options.data or "digits")  # a continued comparison may start in another folder
     model = options.model or ("resnet8" if data.startswith("digits") else "resnet20")
     sparsity = 0.75 if options.sparsity is None and options.structure == "filter" else options.sparsity

@@ -48,7 +48,7 @@ def handle(options: argparse.Namespace) -> int:
             if getattr(options, name) is not None:
                 raise UserError(f"--{name} is for a model by name; a run is profiled as it was trained and pruned")
         title, forms, x, folder = trusting(options, lambda trust: run_forms(path, trust))
-    elif path.is_dir():
+    elif path.is_dir() or len(path.parts) > 1:
         raise UserError(f"{path} holds no run (it has no run.json)")
     else:
         if options.structure is not None and options.sparsity is None:

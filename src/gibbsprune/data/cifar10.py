@@ -19,7 +19,7 @@ import torch
 from ..archives import read_arrays
 from ..checks import check_one_of
 from ..errors import UserError
-from ..files import Lock, ReadError, atomic, make_folder
+from ..files import Lock, ReadError, atomic, kept_in, make_folder
 from .arrays import Arrays
 from .cifar10_sources import Archive, Package, from_archive, from_folders, from_npm
 from .download import FetchError, Progress
@@ -71,7 +71,7 @@ CIFAR10 = Fingerprint()
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of downloaded data: `root`, or $GIBBSPRUNE_DATA, or ~/.cache/gibbsprune."""
-    return Path(root or os.environ.get("GIBBSPRUNE_DATA") or "~/.cache/gibbsprune").expanduser()
+    return Path(root).expanduser() if root else kept_in("GIBBSPRUNE_DATA")
 
 
 def get_cifar10(

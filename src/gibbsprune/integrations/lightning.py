@@ -98,12 +98,13 @@ class GibbsPruning(Callback):
                     f"{type(callback).__name__} comes before GibbsPruning in the trainer's callbacks and has copied "
                     f"the model without its masks: put GibbsPruning first"
                 )
-        for callback in trainer.callbacks:
+        device = trainer.strategy.root_device.type
+        for callback in trainer.callbacks if device != "cpu" else ():
             own = {"avg_fn", "multi_avg_fn"} & getattr(callback, "_kwargs", {}).keys()
             if getattr(callback, "_use_buffers", False) and not own:
                 raise UserError(
-                    f"{type(callback).__name__} takes a plain mean of the buffers too, which torch cannot do with "
-                    f"masks: give it use_buffers=False"
+                    f"{type(callback).__name__} takes torch's plain mean of the buffers too, which knows no whole "
+                    f"numbers on {device}: give it avg_fn=torch.optim.swa_utils.get_swa_avg_fn()"
                 )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -171,7 +171,9 @@ def find(text: str | os.PathLike[str], seed: int | None = None) -> Place:
     homes = dict(zip(folder.runs, folder.specs))
     if path != folder.path:
         if path not in homes:
-            names = ", ".join(home.name for home in homes if home != folder.path) or "none"
+            if folder.path in homes:
+                raise UserError(f"{path} holds no run, but {folder.path} does")
+            names = ", ".join(home.name for home in homes)
             raise UserError(f"the fleet {folder.path} has no run {path.name}; its runs: {names}")
         homes = {path: homes[path]}
     elif len(homes) > 1 and seed is None:

@@ -127,15 +127,15 @@ class MaskedNetwork:
 
     def run_state(self, k: int) -> dict[str, Tensor]:
         """Run k's parameters and buffers under the names of the ordinary network, as views."""
-        parts = [part for part in self.model.modules() if isinstance(part, Masked)]
-        ours = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
+        every = self.model.named_modules(remove_duplicate=False)
+        ours = tuple(f"{name}." for name, part in every if isinstance(part, Masked))
         stored = {id(layer.stored) for layer in self.layers.values()}  # as ….parametrizations.weight.original
         return {
             name.replace("parametrizations.", "").removesuffix(".original") if id(tensor) in stored else name: share(
                 tensor.detach(), k, self.runs
             )
             for name, tensor in self.model.state_dict(keep_vars=True).items()
-            if id(tensor) not in ours
+            if not name.startswith(ours)
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:

@@ -7,7 +7,6 @@ it comes from code, from a run's JSON file or as a string from the command line.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..checks import (
     choice,
     flag,
     lean,
+    meant,
     number,
     optional,
     parsed,
@@ -96,9 +96,7 @@ class Recipe:
         """A copy with some fields changed; strings are parsed to the field's type."""
         for name in overrides:
             if name not in FIELDS:
-                close = difflib.get_close_matches(name, FIELDS, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise UserError(f"a recipe has no field {name!r}{hint}: allowed are {', '.join(FIELDS)}")
+                raise UserError(f"a recipe has no field {name!r}{meant(name, FIELDS)}: allowed are {', '.join(FIELDS)}")
         return dataclasses.replace(self, **overrides)
 
     def as_dict(self) -> dict[str, Any]:
@@ -198,7 +196,7 @@ PAPER = Recipe(
 )
 
 # For data that nothing is known of: a picture may not mean the same when it is turned around or moved.
-PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False)
+PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False, final="converged")
 
 MODERN = Recipe(
     name="modern",

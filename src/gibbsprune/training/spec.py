@@ -18,6 +18,7 @@ from ..checks import (
     check_patterns,
     check_whole,
     listed,
+    meant,
     number,
     parsed,
 )
@@ -26,7 +27,7 @@ from ..hamiltonians import Quadratic, as_hamiltonian, possible
 from ..samplers import resolve
 from ..structures import ALLOWED, as_structure, given_sparsity
 from . import methods
-from .recipes import RECIPES, Recipe
+from .recipes import FIELDS, RECIPES, Recipe
 
 METHODS = tuple(methods.METHODS)
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -117,7 +118,8 @@ class RunSpec:
         for name in given:
             if name not in self.how.settings:
                 known = ", ".join(self.how.settings) or "none"
-                raise UserError(f"method {self.method!r} has no setting {name!r}: allowed are {known}")
+                hint = meant(name, [*self.how.settings, *FIELDS, *(field.name for field in dataclasses.fields(self))])
+                raise UserError(f"method {self.method!r} has no setting {name!r}{hint}: allowed are {known}")
         complete = []
         for name, setting in self.how.settings.items():
             value = given.get(name)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...files import kept_in
 from .source import Source
 
 FLAGS = ("-O3", "-march=native")
@@ -42,7 +43,7 @@ def library(source: Source, flags: Sequence[str] = FLAGS) -> Path:
     text, header = source.source(weights=False) + source.team(), source.header()
     version = str(os.stat(command).st_mtime_ns)
     key = hashlib.sha256("\0".join((text, header, command, version, *flags, machine())).encode()).hexdigest()[:32]
-    folder = Path(os.environ.get("GIBBSPRUNE_CACHE") or Path.home() / ".cache" / "gibbsprune" / "c")
+    folder = kept_in("GIBBSPRUNE_CACHE", "c")
     target = folder / f"{key}.so"
     if target.exists():
         return target
@@ -59,7 +60,7 @@ def library(source: Source, flags: Sequence[str] = FLAGS) -> Path:
                 raise UserError(f"{command} cannot compile the network: {said.strip()}")
             os.replace(Path(work) / "net.so", target)
     except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror}") from error
+        raise UserError(f"cannot write into {folder}: {error.strerror}; $GIBBSPRUNE_CACHE names another") from error
     return target
 
 
