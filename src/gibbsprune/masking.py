@@ -62,7 +62,7 @@ class Masked(nn.Module):
 
     def _whole_numbers(self) -> Tensor:
         """The same as it is stored, which compilers multiply by without a second look at its bytes."""
-        return cast(Tensor, self._buffers["mask"])
+        return cast(Tensor, super().__getattr__("mask"))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
