@@ -102,7 +102,7 @@ def compile_c(
     if dtype == "float32" and not worst <= TOLERANCE:
         reason = f"plain: the compiled network would differ by {worst:.1e} of the output's scale"
         return _reported(plain, CompileReport(0.0, 0.0, reason))
-    took = _timed(ways, given, rounds, _clock(threads))
+    took = _timed(ways, given, rounds, threads)
     best = min(took, key=lambda name: took[name])
     return _reported(ways[best], CompileReport(took["plain"], took[best], best, worst, took))
 
@@ -121,15 +121,17 @@ def _clock(threads: int) -> Callable[[], float]:
 
 
 @torch.no_grad()
-def _timed(
-    ways: dict[str, nn.Module], inputs: tuple[Tensor, ...], rounds: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """The least milliseconds of each, in interleaved rounds after one to warm up."""
-    took = dict.fromkeys(ways, float("inf"))
+def _timed(ways: dict[str, nn.Module], inputs: tuple[Tensor, ...], rounds: int, threads: int) -> dict[str, float]:
+    """The least milliseconds of each, in interleaved rounds after one to warm up.
+
+    Each has its turn for some time: short calls are many, threads are awake, and those of the way before, which look
+    for work for some milliseconds before they sleep, no longer take processors away.
+    """
+    took, clock, turns = dict.fromkeys(ways, float("inf")), _clock(threads), 2e-3 if threads == 1 else 2e-2
     for turn in range(rounds + 1):
         for name, way in ways.items():
             calls, begin = 0, time.perf_counter()
-            while calls < 2 or time.perf_counter() < begin + 2e-3:  # threads are awake, and short calls are many
+            while calls < 2 or time.perf_counter() < begin + turns:
                 calls, start = calls + 1, clock()
                 way(*inputs)
                 if turn:
