@@ -45,7 +45,7 @@ def watch(process: subprocess.Popen, kill: str = "") -> list[str]:
 def test_a_cluster_gives_the_results_of_this_machine_also_when_a_worker_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home of whoever runs the tests
     file = write_grid(tmp_path, EPOCHS)
-    here, there, hurt = f"{tmp_path}/here", f"{tmp_path}/there", f"local://{tmp_path}/hurt"
+    here, hurt = f"{tmp_path}/here", f"local://{tmp_path}/hurt"
     local = begin(file, here, "--at-most", "2")
     with two_nodes() as address:
         local_said = watch(local)
@@ -61,18 +61,18 @@ def test_a_cluster_gives_the_results_of_this_machine_also_when_a_worker_is_kille
             "--checkpoint-every",
             "0",
         ]
-        said = watch(begin(file, there, *cluster))
         killed = watch(begin(file, hurt, *cluster), kill=f"epoch 2/{EPOCHS} ")  # the first is saved then
-    assert said[0] == killed[0] == "2 nodes, room for 4 fleets of 0.5 CPUs at a time"
-    for lines in (local_said, said, killed):
+    assert killed[0] == "2 nodes, room for 4 fleets of 0.5 CPUs at a time"
+    for lines in (local_said, killed):
         assert "nothing is missing" in lines[-3:]
-    assert sum("its worker was lost" in line for line in said) == 0
-    assert sum("its worker was lost (WorkerCrashedError); it is taken up again" in line for line in killed) == 1
+    lost = [line for line in killed if "its worker was lost" in line]
+    assert len(lost) == 1
+    assert "its worker was lost (WorkerCrashedError); it is taken up again" in lost[0]
     resumed = [int(line.rpartition(" ")[2]) for line in killed if "continuing 2 runs from epoch" in line]
     assert len(resumed) == 1
     assert 1 <= resumed[0] <= EPOCHS
     assert len(found(here)) == 6
-    assert found(here) == found(there) == found(hurt)
+    assert found(here) == found(hurt)
     shown = sorted(line for line in local_said if " % (recal." in line)
-    assert sorted(line for line in said if " % (recal." in line) == shown, "one display shows all"
+    assert sorted(line for line in killed if " % (recal." in line) == shown, "one display shows all"
     assert not list((tmp_path / "hurt" / "work").glob("fleet-*"))
