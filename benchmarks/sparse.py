@@ -293,7 +293,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             axis.plot(list(found), list(found.values()), marker="o", ms=3, color=f"C{i}", label=NAMES[name])
         axis.axhline(1, color="grey", lw=0.8)
         axis.set(title=f"batch {batch}", xlabel="weights gone, %", yscale="log")
-        ticks = [0.5, 1, 2, 4, 8, 16]
+        ticks = [0.5, 1, 2, 4, 8, 16, 32, 64, 128]
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
     axes[0][0].set_ylabel("times the speed of the fastest other")
