@@ -41,6 +41,7 @@ KINDS = [
     spec(ramp="linear", gradient="law", units="threshold", fading=1e-3),
     spec("gradual", allocation="global"),
     spec("gradual"),
+    spec(**RISING, survivors="rescaled", temperature="zero"),
     spec(**RISING, survivors="shrunk", temperature="zero", fading=1e-3),
 ]
 

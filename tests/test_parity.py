@@ -47,6 +47,7 @@ RISES = {"fading": 0.0}
     [*((structure, {}) for structure in (*EXAMPLES, "neuron")),
      ("2:4", {"units": "threshold", "gradient": "straight-through"}),
      ("weight", RISING), ("filter", RISING), ("weight", SHRUNK), ("kernel", SHRUNK),
+     ("weight", {**SHRUNK, "survivors": "rescaled"}),
      ("2:4", {"units": "threshold", "gradient": "straight-through", "survivors": "shrunk"}),
      ("weight", {"gradient": "law", "units": "threshold"}),
      ("weight", RISES), ("kernel", RISES), ("2:4", RISES),

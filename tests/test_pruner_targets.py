@@ -159,8 +159,12 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
         assert torch.equal(grads["law"], grads["masked"])
 
 
-@pytest.mark.parametrize("structure", ["weight", "kernel", "filter", "2:4", "at-most-4", "2x2"])
-def test_shrunk_survivors(structure: str) -> None:
+@pytest.mark.parametrize(
+    ("structure", "survivors"),
+    [*((kind, "shrunk") for kind in ("weight", "kernel", "filter", "2:4", "at-most-4", "2x2")),
+     ("weight", "rescaled"), ("filter", "rescaled")],
+)  # fmt: skip
+def test_shrunk_survivors(structure: str, survivors: str) -> None:
     """Forward the weight shrunk by the threshold, the gradient straight through it; eval and the end are the same."""
     x, y = data()
     model = network(4)
@@ -170,12 +174,14 @@ def test_shrunk_survivors(structure: str) -> None:
         structure,
         schedule=gp.ConstantSchedule(math.inf),
         gradient="straight-through",
-        survivors="shrunk",
+        survivors=survivors,
     )
     plain = network(4)
     for name in pruner.masks:
         w = stored_weight(model.get_submodule(name)).detach()
         left = w * shrunk_mask(w, pruner._drawing.sites[name].sparsity, structure)
+        if survivors == "rescaled":  # by one factor of each layer
+            left *= w[left != 0].abs().mean() / left[left != 0].abs().mean()
         assert torch.equal(left != 0, pruner.masks[name].mask)
         torch.testing.assert_close(model.get_submodule(name).weight, left)
         plain.get_submodule(name).weight.data.copy_(left)  # type: ignore[union-attr,operator]
@@ -248,9 +254,13 @@ def test_the_rising_law_ends_with_the_sparsity_asked_for_and_masks_that_were_tra
     zeros = sum(layer.achieved * layer.weights for layer in layers) / sum(layer.weights for layer in layers)
     assert zeros == pytest.approx(0.9, abs=0.01)
     assert len({round(layer.achieved, 3) for layer in layers}) > 1  # one threshold, not one rate
-    for name, weight in before.items():  # survivors are shrunk by it
+    for name, weight in before.items():  # survivors are shrunk by it, and rescaled where nothing else does that
         left = model.get_submodule(name).weight.detach()
-        assert bool((left.abs() < weight.abs())[left != 0].all())
+        kept = left != 0
+        ratios = (left / weight)[kept][weight[kept].abs().argsort()]
+        assert bool((ratios.diff() >= 0).all())
+        assert float(ratios[0]) < 0.5
+        torch.testing.assert_close(left[kept].abs().mean(), weight[kept].abs().mean())
 
 
 def test_the_rising_law_learns_how_long_training_lasts_when_it_begins() -> None:

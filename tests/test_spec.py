@@ -173,7 +173,7 @@ def test_names_tell_other_changes_apart():
 def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
     assert spec.how.target(spec) == rising.budget(0.95, epochs)
-    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == (rising.GRADIENT, rising.SURVIVORS)
+    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == (rising.GRADIENT, "auto")
     assert spec.how.cold(spec)
     assert spec.setting("fading") == pytest.approx(2e-5 * 19)
 

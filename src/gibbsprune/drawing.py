@@ -17,6 +17,7 @@ from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
 from .site import Site, units
+from .survivors import rescaled
 from .weights import Layer, path
 
 
@@ -147,7 +148,7 @@ class Drawing:
         """What survivors lose, and what the gradient is multiplied by beyond the mask."""
         layers = [self.masks[name] for name in names]
         if lost := [layer.lost for layer in layers if layer.lost is not None]:
-            torch._foreach_copy_(lost, self._law(names).lost(self._weights(names)))
+            torch._foreach_copy_(lost, self._lost(names))
         places = [layer.extra for layer in layers if layer.extra is not None]
         if not places:
             return
@@ -157,6 +158,15 @@ class Drawing:
             torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
         else:
             torch._foreach_zero_(places)
+
+    def _lost(self, names: tuple[str, ...]) -> list[Tensor]:
+        """The share of its value that every weight loses."""
+        lost = self._law(names).lost(self._weights(names))
+        for i, name in enumerate(names):
+            if self.masks[name].survivors == "rescaled":
+                weight = whole(self.layers[name].stored).flatten()
+                lost[i] = (1 - rescaled(weight, 1 - lost[i].flatten())).view_as(lost[i])
+        return lost
 
     def diagnose(self, beta: float, draws: int, seed: int) -> Diagnostics:
         """What the laws of the pruned layers do at this β."""
@@ -217,7 +227,7 @@ class Drawing:
         lost: dict[str, Tensor] = {}
         if masks and any(masked.lost is not None for masked in self.masks.values()):
             for names in self.by_device():
-                lost.update(zip(names, self._law(names).lost(self._weights(names))))
+                lost.update(zip(names, self._lost(names)))
         for score in self.scores.values():
             score.detach()
         for name, layer in self.layers.items():

@@ -11,7 +11,8 @@ law               g·x + g·w ∂P/∂w with P the probability of keeping: a wei
 
 Survivors keep their whole value (the paper), or are shrunk by the threshold, w·x·(1 − √(Q/w̄²)), so that a weight comes
 and goes at zero, and no mask that changes is a jump of the network (straight-through gradients with that are ST-3,
-Vanderschueren & De Vleeschouwer 2023). The gradient does not see the shrinking.
+Vanderschueren & De Vleeschouwer 2023), or shrunk and then rescaled to their mean magnitude, layer by layer. The
+gradient does not see what happens to survivors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .importance import Score
 from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
 from .structures import Filter, Structure, is_ours
-from .survivors import SURVIVORS
+from .survivors import SURVIVORS, rescaled
 from .weights import Layer
 
 
@@ -39,7 +40,7 @@ class Masked(nn.Module):
     """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps.
 
     ``extra`` is what the gradient is multiplied by beyond the mask, ``lost`` the share that a survivor loses of its
-    value, each None for nothing; the owner fills them, too.
+    value (less than nothing for those that gain), each None for nothing; the owner fills them, too.
     """
 
     extra: Tensor | None
@@ -52,8 +53,8 @@ class Masked(nn.Module):
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.int8, device=weight.device))
         plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
         self.register_buffer("extra", None if plain else nothing, persistent=False)
-        whole = check_one_of("survivors", survivors, SURVIVORS) == "whole"
-        self.register_buffer("lost", None if whole else nothing.clone(), persistent=False)
+        self.survivors = check_one_of("survivors", survivors, SURVIVORS)
+        self.register_buffer("lost", None if survivors == "whole" else nothing.clone(), persistent=False)
 
     @property
     def mask(self) -> Tensor:
@@ -118,21 +119,26 @@ class GibbsMasked(Masked):
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
             return super().forward(weight)
-        if self.together:
-            return weight * self._of_unit(weight)
+        left = self._of_unit(weight) if self.together else self._limit(weight)
+        if self.survivors == "rescaled":
+            left = rescaled(weight.detach().flatten(), left.flatten()).view_as(weight)
+        return weight * left
+
+    def _limit(self, weight: Tensor) -> Tensor:
+        """x_cvg, or what shrinking leaves where it keeps."""
         kind = self.structure
         if self.score is not None:
-            return weight * limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
+            return limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return weight * Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return weight * limit(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return limit(weight, self.sparsity, kind, self.lost is not None, self.view)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else refresh
         seen = weight.detach().reshape(self.view)
         bring(self.converged, self.seen, seen, self.sparsity, kind.spelling, kind.transposed, kind.groups)
-        return weight * self.converged
+        return self.converged
 
     def tie(self, together: Sequence[tuple[Layer, Site]]) -> None:
         """From now on x_cvg is that of several layers, whose rows are one neighbourhood each."""

@@ -73,8 +73,9 @@ class GibbsPruner:
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
         gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper),
             "straight-through" or "law"; None for the first, with ``law="rising"`` the second.
-        survivors: what is left of a weight that is kept: "whole", as in the paper, or "shrunk" by the threshold, so
-            that weights come and go at zero; None for the first, with ``law="rising"`` the second.
+        survivors: what is left of a weight that is kept: "whole", as in the paper, "shrunk" by the threshold, so that
+            weights come and go at zero, or "rescaled": shrunk, and each layer then as strong as before; None for the
+            first, with ``law="rising"`` the second in networks with batch norms and the third in others.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, attention heads, and for a budget of multiply-adds.
         sweeps: of a chain.
@@ -115,7 +116,8 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
         if law == "rising":
-            schedule, gradient, survivors = rising.COLD, gradient or rising.GRADIENT, survivors or rising.SURVIVORS
+            schedule, gradient = rising.COLD, gradient or rising.GRADIENT
+            survivors = survivors or rising.survivors(model)
         if self._rises_to is not None:
             sparsity = rising.budget(self._rises_to, epochs)
         gradient, survivors = gradient or "masked", survivors or "whole"

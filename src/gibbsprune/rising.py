@@ -3,7 +3,8 @@
 It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the search on held-out images found best:
 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
-- what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero;
+- what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
+  network without batch norms each layer is rescaled to be as strong as before;
 - the gradient of the pruned network is applied to every weight, masked or not.
 """
 
@@ -13,6 +14,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from .budgets import Budget
 from .checks import bad, check_one_of, check_whole
 from .hamiltonians import Hamiltonian
@@ -20,7 +24,7 @@ from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
 from .selection import Sparsity
 from .structures import Structure
 
-GRADIENT, SURVIVORS = "straight-through", "shrunk"
+GRADIENT = "straight-through"
 COLD = ConstantSchedule(math.inf)
 
 
@@ -32,6 +36,15 @@ def budget(sparsity: float, epochs: int) -> Budget:
     """
     ramp = min(round(RAMPED * epochs), epochs - 1)
     return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
+
+
+def survivors(model: nn.Module) -> str:
+    """What the law leaves of them: a batch norm makes up for a layer that is shrunk, else the layer has to.
+
+    >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))), survivors(nn.Linear(2, 2))
+    ('shrunk', 'rescaled')
+    """
+    return "shrunk" if any(isinstance(module, _BatchNorm) for module in model.modules()) else "rescaled"
 
 
 def check_law(

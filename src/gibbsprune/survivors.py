@@ -1,6 +1,7 @@
 """What a mask leaves of the weights that it keeps: all, or what is left after shrinking them by the threshold.
 
-Shrunk, a weight comes and goes at zero, so that a mask that changes is no jump of the network (docs/theory.md).
+Shrunk, a weight comes and goes at zero, so that a mask that changes is no jump of the network (docs/theory.md). That
+makes layers weaker, too, which a norm behind them undoes; rescaled, they are as strong as before without one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from . import limits
 from .structures import Structure, as_structure, given_sparsity
 from .threshold import check_weight, converged_mask, mean_squares, quantile, squared_rows
 
-SURVIVORS = ("whole", "shrunk")
+SURVIVORS = ("whole", "shrunk", "rescaled")
 
 
 def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:
@@ -43,3 +44,21 @@ def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | 
 def lost_share(means: Tensor, threshold: Tensor) -> Tensor:
     """√(Q/w̄²), at most 1: the share of its value that shrinking by the threshold takes from a neighbourhood."""
     return (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
+
+
+def rescaled(weight: Tensor, left: Tensor) -> Tensor:
+    """``left`` times what gives the survivors of each row, as many as they are, their mean magnitude back.
+
+    >>> import torch
+    >>> w = torch.tensor([1.0, -3.0, 4.0])
+    >>> (w * rescaled(w, shrunk_mask(w, 0.5))).tolist()
+    [0.0, -0.0, 4.0]
+
+    Args:
+        weight: rows of weights.
+        left: what shrinking has left of each of them, from 0 to 1.
+    """
+    size = weight.abs()
+    whole = (size * (left > 0)).sum(-1, keepdim=True, dtype=torch.float64)
+    now = (size * left).sum(-1, keepdim=True, dtype=torch.float64)
+    return left * torch.where(now > 0, whole / now, 1).to(left.dtype)

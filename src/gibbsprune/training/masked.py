@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from .. import rising
 from ..data.arrays import Arrays
 from ..importance import Score
 from ..masking import Masked, attach
@@ -41,7 +42,9 @@ class MaskedNetwork:
         self.importance = [spec.how.importance(spec) for spec in specs]
         self.scores: dict[tuple[str, str], Score] = {}  # by importance and layer, of all runs, where one wants it
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
-        survivors = "whole" if all(s.how.survivors(s) == "whole" for s in specs) else "shrunk"
+        asked = [spec.how.survivors(spec) for spec in specs]
+        self.survivors = [rising.survivors(model) if kind == "auto" else kind for kind, model in zip(asked, models)]
+        survivors = "whole" if set(self.survivors) == {"whole"} else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             layer = self.layers[name] = layer_named(self.model, name)
             weight = layer.weight

@@ -12,6 +12,7 @@ from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
+from ..survivors import rescaled
 from .fuse import share
 from .masked import MaskedNetwork
 from .methods import MaskRule, Rising
@@ -44,7 +45,10 @@ class Masks:
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
-        self.shrunk = {k for k, spec in enumerate(specs) if k in drawn and spec.how.survivors(spec) == "shrunk"}
+        left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
+        self.shrunk = {k for k, kind in enumerate(left) if kind != "whole"}
+        self.rescaled = torch.tensor([kind == "rescaled" for kind in left], device=device)[:, None]
+        self.rescales = "rescaled" in left
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -135,6 +139,10 @@ class Masks:
                 names = [self.network.sites[places[n]][:2] for n in mine]
                 views = [share(self.network.lost[name], k, runs) for name, k in names]
                 torch._foreach_copy_(views, [lost[n] for n in mine])
+        for name, buffer in self.network.lost.items() if self.rescales else ():
+            gone = buffer.view(runs, -1)
+            less = 1 - rescaled(self.network.stored(name).view(runs, -1), 1 - gone)
+            gone.copy_(torch.where(self.rescaled, less, gone))
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:

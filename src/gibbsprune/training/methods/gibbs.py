@@ -44,7 +44,7 @@ RISING = {
     "until": RAMPED,
     "allocation": "global",
     "gradient": rising.GRADIENT,
-    "survivors": rising.SURVIVORS,
+    "survivors": "auto",
     "temperature": "zero",
 }
 
@@ -85,7 +85,7 @@ class Gibbs(Method):
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             _by_law("gradient", "masked"), ""),
-        "survivors": Setting(choice(*SURVIVORS), "gibbs: what is left of a weight that is kept (whole)",
+        "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
                              _by_law("survivors", "whole"), ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
                                _by_law("temperature", "annealed"), "t."),

@@ -168,7 +168,8 @@ class Method:
         return "masked"
 
     def survivors(self, spec: RunSpec) -> str:
-        """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn."""
+        """What is left of the weights that are kept (:mod:`gibbsprune.masking`), where masks are drawn; "auto" for what
+        suits the network (:func:`gibbsprune.rising.survivors`)."""
         return "whole"
 
     def importance(self, spec: RunSpec) -> str:
