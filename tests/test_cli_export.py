@@ -159,10 +159,10 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
     [
         (
             ["--format", "tflite"],
-            "unknown format 'tflite'; it must be one of c, onnx, pt2, compact, packed, safetensors",
+            "--format is 'tflite': allowed are 'c', 'onnx', 'pt2', 'compact', 'packed', 'safetensors'",
         ),
         (["--dtype", "int4"], "'int4'"),
-        (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
+        (["--format", "pt2", "--dtype", "float16"], "--dtype is 'float16': allowed are 'float32' with --format pt2"),
         (["--fold"], "together with --compact"),
     ],
 )

@@ -146,11 +146,11 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "resnet8", "--structure", "kernel"]) == 2
     assert "--structure says what to prune; give --sparsity, too" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--size", "0"]) == 2
-    assert "--size must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--size is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--threads", "0"]) == 2
-    assert "--threads must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--threads is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--rounds", "0"]) == 2
-    assert "--rounds must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--rounds is 0: allowed are whole numbers from 1" in capsys.readouterr().err
 
 
 def test_images_that_the_network_does_not_take(

@@ -121,5 +121,5 @@ def test_a_refused_number_of_images_leaves_nothing_behind(tmp_path, monkeypatch,
     assert main(line.split()) == 2
     assert "holdout is 5000: allowed are whole numbers from 1 to" in capsys.readouterr().err
     assert main([*line.split(), "--holdout", "0", "--dry-run"]) == 2
-    assert "--holdout must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--holdout is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main([*line.split(), "--holdout", "300", "--dry-run"]) == 0
