@@ -83,6 +83,8 @@ def test_methods_with_settings():
         (["--seeds", "2-1"], "--seeds is '2-1': allowed are different seeds such as 0-15 or 0,3,7"),
         (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'best', 'digits', 'plain'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
+        (["--data", "/nowhere.npz"], "/nowhere.npz does not exist"),
+        (["--model", "resnet9"], "model is 'resnet9': allowed are depths of 6n + 2, such as 8, 14, 20, 32, 56, 110"),
     ],
 )
 def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence, tmp_path, monkeypatch, capsys):

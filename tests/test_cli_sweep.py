@@ -103,6 +103,7 @@ def test_mistakes_are_told_in_one_sentence(capsys, line, sentence, tmp_path):
     error = capsys.readouterr().err
     assert error.startswith(f"gibbsprune: {sentence}")
     assert error.count("\n") == 1
+    assert not (tmp_path / "results").exists() or "--work" in line
 
 
 # -- killed ------------------------------------------------------------------------------------------------------------

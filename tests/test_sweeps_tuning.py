@@ -120,6 +120,7 @@ def test_a_refused_number_of_images_leaves_nothing_behind(tmp_path, monkeypatch,
     line = "tune --data digits --model resnet8 --epochs 1 --seeds 0 --only weight-abs"
     assert main(line.split()) == 2
     assert "holdout is 5000: allowed are whole numbers from 1 to" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
     assert main([*line.split(), "--holdout", "0", "--dry-run"]) == 2
     assert "--holdout is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main([*line.split(), "--holdout", "300", "--dry-run"]) == 0
