@@ -149,6 +149,10 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--size is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--threads", "0"]) == 2
     assert "--threads is 0: allowed are whole numbers from 1" in capsys.readouterr().err
+    (tmp_path / "own.py").write_text("mine")
+    assert main(["profile", "resnet8", "--out", str(tmp_path / "own.py")]) == 2
+    assert f"--out is '{tmp_path}/own.py': allowed are names ending in .png" in capsys.readouterr().err
+    assert (tmp_path / "own.py").read_text() == "mine"
     assert main(["profile", "resnet8", "--rounds", "0"]) == 2
     assert "--rounds is 0: allowed are whole numbers from 1" in capsys.readouterr().err
 

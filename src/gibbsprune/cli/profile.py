@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from ..checks import bad
 from ..errors import UserError
 from .values import add_trust, check_counts, number, trusting, whole
 
@@ -42,6 +43,8 @@ def handle(options: argparse.Namespace) -> int:
     check_counts(options, "threads", "rounds", "size")
     if options.out:
         check_not_own(Path(options.out))
+        if Path(options.out).suffix != ".png":
+            raise bad("--out", options.out, "names ending in .png")
     path = Path(options.target)
     if any((folder / name).exists() for folder in (path, path.parent) for name in ("run.json", "result.json")):
         for name in ("sparsity", "structure", "size"):
