@@ -255,6 +255,7 @@ def test_include_and_exclude_reach_the_run():
         ("train --resume r --lr 0.1", "--resume continues a run as it was started; leave out --lr"),
         ("train --resume r --recipe paper", "--resume continues a run as it was started; leave out --recipe"),
         ("train --resume r --seed 0", "--resume continues a run as it was started; leave out --seed"),
+        ("train --rank-timeout 0", "--rank-timeout is 0.0: allowed are numbers above 0 to 1e+09"),
         ("train --coupling nan", "--coupling is 'nan': allowed are numbers"),
         ("train --coupling 1", "'neighbours', 'channels', 'redundancy', not for 'square'"),
         (
