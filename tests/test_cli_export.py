@@ -14,6 +14,7 @@ from export_zoo import prune, randomise
 from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_compact, load_packed
 from gibbsprune.cli import main
 from gibbsprune.cli.export import is_export
+from gibbsprune.export.card import card
 from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
 from gibbsprune.models import build
@@ -152,6 +153,16 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
     assert "fit gp.compact of this run's network" in text
     assert (trained / "model-export-compact-float16.safetensors").stat().st_size < 0.4 * len(before)
     assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_names_of_classes_are_words_on_the_page_whatever_they_are(trained: Path) -> None:
+    run = load_run(trained, images=1)
+    run.about["class_names"] = ["a|b", "<script>", "two\nlines", *"3456789"]
+    lines = card(run, "onnx", "model.onnx", False, "").splitlines()
+    (line,) = (line for line in lines if line.startswith("| classes"))
+    assert line.endswith("|")
+    assert line.count("|") == 3
+    assert not {"<", ">"} & set(line)
 
 
 @pytest.mark.parametrize(
