@@ -105,7 +105,7 @@ def test_the_network_in_c_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     picture = tmp_path / "p.png"
     arguments = ["profile", "resnet8", "--sparsity", "0.75", "--size", "8", "--rounds", "2", "--layers", "--out"]
     before = torch.get_num_threads()
@@ -128,6 +128,12 @@ def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     pytest.importorskip("matplotlib")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"See {picture}." in text
+    monkeypatch.setenv("PATH", "")  # no compiler, no C, no time
+    monkeypatch.delenv("CC", raising=False)
+    assert main(["profile", "resnet8", "--size", "8", "--rounds", "1", "--out", str(picture / "below.png")]) == 2
+    told = capsys.readouterr()
+    assert "| dense " in told.out, "a picture that cannot be written does not cost the table"
+    assert "cannot write" in told.err
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
