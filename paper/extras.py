@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gibbsprune.errors import UserError
-from gibbsprune.text import table
+from gibbsprune.text import safe, table
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import COUPLING, RunSpec
 
 from . import cells
 from .groups import Results, family, read_text
-from .words import HOT, NETWORK, NOTHING, code, hamiltonian, hot, network, number, safe
+from .words import HOT, NETWORK, NOTHING, code, hamiltonian, hot, network, number
 
 #: Stronger published results on CIFAR-10, last epoch: network, what, total epochs, sparsity of convolutions, accuracy.
 STRONGER = [

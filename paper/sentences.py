@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import singledispatch
 
+from gibbsprune.text import safe
+
 from . import cells, published
 from .chance import Claim
 from .findings import (
@@ -20,7 +22,7 @@ from .findings import (
     Samplers,
     Stretching,
 )
-from .words import NOTHING, code, hamiltonian, hot, network, number, safe, share
+from .words import NOTHING, code, hamiltonian, hot, network, number, share
 
 RELATION = {1: "ahead of", 0: "not told apart from", -1: "behind"}
 

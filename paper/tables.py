@@ -8,7 +8,7 @@ from typing import Any
 
 from gibbsprune.models import build
 from gibbsprune.models.describe import describe
-from gibbsprune.text import table
+from gibbsprune.text import safe, table
 from gibbsprune.training.spec import RunSpec
 
 from . import cells, extras, published
@@ -16,7 +16,7 @@ from .chance import Chance
 from .findings import FIRST, THEN, Asked, answers
 from .groups import Group, Results, read_text
 from .sentences import lines
-from .words import NAMES, NETWORK, NOTHING, hot, number, safe, share, task
+from .words import NAMES, NETWORK, NOTHING, hot, number, share, task
 
 FIGURES = {
     "3": "Unstructured methods at 90 %, accuracy against total epochs.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gibbsprune.text import safe
+
 from . import cells
 from .groups import Group
 
@@ -12,12 +14,6 @@ NAMES = {"binary": "binary", "quadratic": "quadratic"} | {kind: f"linear {kind}"
 TASKS = {"cifar10": "CIFAR-10"}
 NOTHING = "not run"
 HOT = "with β to 10⁶"  # cells.FINAL_BETA
-
-
-def safe(text: object) -> str:
-    """Text of unknown origin as plain words of a Markdown page: no tag, link, attribute, formula, cell of its own."""
-    plain = " ".join(str(text).split())
-    return re.sub(r"[<>&\\`*\[\]|~{}$]|(?<!\w)_|_(?!\w)", lambda sign: f"&#{ord(sign[0])};", plain)
 
 
 def code(name: object) -> str:

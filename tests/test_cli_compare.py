@@ -73,16 +73,18 @@ def test_methods_with_settings():
     [
         (["--methods", "gibbs,magic"], f"method is 'magic': allowed are {listed(METHODS)}"),
         (["--methods", "l1,l1"], "l1 is named twice"),
-        (["--methods", ","], "--methods is ','; it must be names separated by commas"),
+        (["--methods", ","], "--methods is ',': allowed are names separated by commas"),
         (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
         (["--methods", "gibbs:stretch=0"], "stretch in 'gibbs:stretch=0' is '0': allowed are whole numbers from 1"),
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
-        (["--seeds", "2-1"], "--seeds: must be different seeds such as 0-15 or 0,3,7, but '2-1' was given"),
+        (["--seeds", "2-1"], "--seeds is '2-1': allowed are different seeds such as 0-15 or 0,3,7"),
         (["--recipe", "soup"], "recipe is 'soup': allowed are 'paper', 'modern', 'best', 'digits', 'plain'"),
         (["--method", "l1"], "unknown option --method; did you mean --methods?"),
+        (["--data", "/nowhere.npz"], "/nowhere.npz does not exist"),
+        (["--model", "resnet9"], "model is 'resnet9': allowed are depths of 6n + 2, such as 8, 14, 20, 32, 56, 110"),
     ],
 )
 def test_refusals_are_one_sentence_before_anything_is_trained(options, sentence, tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from export_zoo import prune, randomise
 from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_compact, load_packed
 from gibbsprune.cli import main
 from gibbsprune.cli.export import is_export
+from gibbsprune.export.card import card
 from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
 from gibbsprune.models import build
@@ -154,15 +155,25 @@ def test_safetensors_by_default_beside_the_model(trained: Path, capsys: pytest.C
     assert (trained / "model.safetensors").read_bytes() == before
 
 
+def test_names_of_classes_are_words_on_the_page_whatever_they_are(trained: Path) -> None:
+    run = load_run(trained, images=1)
+    run.about["class_names"] = ["a|b", "<script>", "two\nlines", *"3456789"]
+    lines = card(run, "onnx", "model.onnx", False, "").splitlines()
+    (line,) = (line for line in lines if line.startswith("| classes"))
+    assert line.endswith("|")
+    assert line.count("|") == 3
+    assert not {"<", ">"} & set(line)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (
             ["--format", "tflite"],
-            "unknown format 'tflite'; it must be one of c, onnx, pt2, compact, packed, safetensors",
+            "--format is 'tflite': allowed are 'c', 'onnx', 'pt2', 'compact', 'packed', 'safetensors'",
         ),
         (["--dtype", "int4"], "'int4'"),
-        (["--format", "pt2", "--dtype", "float16"], "possible are float32"),
+        (["--format", "pt2", "--dtype", "float16"], "--dtype is 'float16': allowed are 'float32' with --format pt2"),
         (["--fold"], "together with --compact"),
     ],
 )

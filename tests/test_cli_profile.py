@@ -105,7 +105,7 @@ def test_the_network_in_c_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     picture = tmp_path / "p.png"
     arguments = ["profile", "resnet8", "--sparsity", "0.75", "--size", "8", "--rounds", "2", "--layers", "--out"]
     before = torch.get_num_threads()
@@ -128,6 +128,12 @@ def test_a_model_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     pytest.importorskip("matplotlib")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"See {picture}." in text
+    monkeypatch.setenv("PATH", "")  # no compiler, no C, no time
+    monkeypatch.delenv("CC", raising=False)
+    assert main(["profile", "resnet8", "--size", "8", "--rounds", "1", "--out", str(picture / "below.png")]) == 2
+    told = capsys.readouterr()
+    assert "| dense " in told.out, "a picture that cannot be written does not cost the table"
+    assert "cannot write" in told.err
 
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,11 +152,15 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "resnet8", "--structure", "kernel"]) == 2
     assert "--structure says what to prune; give --sparsity, too" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--size", "0"]) == 2
-    assert "--size must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--size is 0: allowed are whole numbers from 1" in capsys.readouterr().err
     assert main(["profile", "resnet8", "--threads", "0"]) == 2
-    assert "--threads must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--threads is 0: allowed are whole numbers from 1" in capsys.readouterr().err
+    (tmp_path / "own.py").write_text("mine")
+    assert main(["profile", "resnet8", "--out", str(tmp_path / "own.py")]) == 2
+    assert f"--out is '{tmp_path}/own.py': allowed are names ending in .png" in capsys.readouterr().err
+    assert (tmp_path / "own.py").read_text() == "mine"
     assert main(["profile", "resnet8", "--rounds", "0"]) == 2
-    assert "--rounds must be at least 1, but 0 was given" in capsys.readouterr().err
+    assert "--rounds is 0: allowed are whole numbers from 1" in capsys.readouterr().err
 
 
 def test_images_that_the_network_does_not_take(

@@ -84,7 +84,7 @@ def test_sigterm_ends_it_as_ctrl_c_does(capsys, monkeypatch):
     ("line", "sentence"),
     [
         ("run nowhere.yaml", "nowhere.yaml cannot be read: No such file"),
-        ("run tiny.yaml --budget soon", "--budget: must be a time such as 90s, 25m or 2h, but 'soon' was given"),
+        ("run tiny.yaml --budget soon", "--budget is 'soon': allowed are times such as 90s, 25m or 2h"),
         ("run tiny.yaml --workers 0", "--workers is 0: allowed are whole numbers from 1"),
         ("run tiny.yaml --at-most 0", "--at-most is 0: allowed are whole numbers from 1"),
         ("run tiny.yaml --results file/r", "cannot write file/r: Not a directory"),
@@ -103,6 +103,7 @@ def test_mistakes_are_told_in_one_sentence(capsys, line, sentence, tmp_path):
     error = capsys.readouterr().err
     assert error.startswith(f"gibbsprune: {sentence}")
     assert error.count("\n") == 1
+    assert not (tmp_path / "results").exists() or "--work" in line
 
 
 # -- killed ------------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ ORDER = [
     "summary",
     "saving",
     "pruner",
+    "recalibration",
 ]
 FOLDERS = ("structures", "samplers")
 FILES = [
@@ -119,6 +120,8 @@ def test_the_core_needs_torch_and_numpy_only(path):
 def test_the_page_has_the_same_order():
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.M) == ORDER
+    files = {place(path) for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
+    assert files | set(FOLDERS) == set(ORDER)
 
 
 def test_imports_within_the_package_are_relative():

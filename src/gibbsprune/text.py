@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,12 @@ def told(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of what an error says."""
     return str(error).strip().partition("\n")[0]
+
+
+def safe(text: object) -> str:
+    """Text of unknown origin as plain words of a Markdown page: no tag, link, attribute, formula, cell of its own."""
+    plain = " ".join(str(text).split())
+    return re.sub(r"[<>&\\`*\[\]|~{}$]|(?<!\w)_|_(?!\w)", lambda sign: f"&#{ord(sign[0])};", plain)
 
 
 def aligned(lines: Sequence[Sequence[Any]], left: int = 1) -> list[list[str]]:

@@ -40,7 +40,11 @@ class Parser(argparse.ArgumentParser):
             choices = next((list(a.choices) for a in self._actions if a.metavar == names and a.choices), None)
             hint = f": allowed are {', '.join(choices)}" if choices else f"; see {self.prog} --help"
             raise UserError(f"{self.prog}: {names} is missing{hint}")
-        raise UserError(message.replace("argument ", "", 1) if message.startswith("argument ") else message)
+        raise UserError(message.removeprefix("argument ").replace(": is ", " is ", 1))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"is {value!r}: allowed are {', '.join(action.choices)}")
 
     def print_help(self, file: Any = None) -> None:
         if speaks():

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..checks import bad
 from ..training.recipes import RECIPES
 from .values import number, seed_list, whole
 
@@ -54,7 +54,7 @@ def handle(options: argparse.Namespace) -> int:
     base = chosen_base(options)
     wanted = None if options.methods is None else [name for name in options.methods.split(",") if name.strip()]
     if wanted == []:
-        raise UserError(f"--methods is {options.methods!r}; it must be names separated by commas")
+        raise bad("--methods", options.methods, "names separated by commas")
     compared = comparison.runs(comparison.choose(base.structure, wanted), base, options.seeds)
     out = Path(options.out) if options.out is not None else Path("runs") / default_name(base)
     print(f"{comparison_report.title(base, options.seeds)}: {len(compared)} runs", flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .values import whole
 
 MODEL, DATA, METHODS = "resnet8", "digits", ("dense", "gibbs")
 #: What is pruned, and how far: weights where a C compiler makes use of them, else whole filters.
@@ -24,7 +25,7 @@ def add_parser(commands: Any, meaning: str) -> None:
     )
     parser.add_argument("--out", default="runs", metavar="FOLDER", help="where demo-dense and demo-gibbs go (runs)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:<number> (auto)")
-    parser.add_argument("--epochs", type=int, metavar="N", help="fewer or more epochs than the recipe's")
+    parser.add_argument("--epochs", type=whole, metavar="N", help="fewer or more epochs than the recipe's")
     parser.set_defaults(handler=handle, parser=parser)
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..checks import bad, check_one_of, listed
 from ..errors import UserError
 from .values import add_trust, trusting
 
@@ -60,13 +61,11 @@ def is_export(name: str) -> bool:
 
 def handle(options: argparse.Namespace) -> int:
     """Load, make smaller on request, write, check, and tell."""
-    if options.format not in FORMATS:
-        raise UserError(f"unknown format {options.format!r}; it must be one of {', '.join(FORMATS)}")
+    check_one_of("--format", options.format, FORMATS)
     options.compact = options.compact or options.format == "compact"
     dtypes, *_ = FORMATS[options.format]
     if options.dtype not in dtypes:
-        allowed = ", ".join(dtypes)
-        raise UserError(f"dtype {options.dtype!r} is not possible for {options.format}; possible are {allowed}")
+        raise bad("--dtype", options.dtype, f"{listed(dtypes)} with --format {options.format}")
     if options.fold and not options.compact:
         raise UserError("--fold is a part of compaction; use it together with --compact")
     if options.bare and options.format not in GRAPHS:

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from ..checks import bad
 from ..errors import UserError
 from .values import add_trust, check_counts, number, trusting, whole
 
@@ -42,6 +43,8 @@ def handle(options: argparse.Namespace) -> int:
     check_counts(options, "threads", "rounds", "size")
     if options.out:
         check_not_own(Path(options.out))
+        if Path(options.out).suffix != ".png":
+            raise bad("--out", options.out, "names ending in .png")
     path = Path(options.target)
     if any((folder / name).exists() for folder in (path, path.parent) for name in ("run.json", "result.json")):
         for name in ("sparsity", "structure", "size"):
@@ -59,7 +62,7 @@ def handle(options: argparse.Namespace) -> int:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(options.threads or before)
-        print(report(title, forms, x, Path(options.out) if options.out else folder / "profile.png", options))
+        report(title, forms, x, Path(options.out) if options.out else folder / "profile.png", options)
     finally:
         torch.set_num_threads(before)
     return 0
@@ -115,8 +118,8 @@ def model_forms(name: str, sparsity: float | None, structure: str, size: int) ->
     return f"{name}, untrained, {as_structure(structure).plural} pruned at {sparsity:.0%}", forms, x
 
 
-def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: Any) -> str:
-    """Measure, draw where matplotlib is at hand, and tell."""
+def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: Any) -> None:
+    """Measure, tell, and draw where matplotlib is at hand."""
     import torch
 
     from ..export.profile import profile
@@ -134,9 +137,9 @@ def report(title: str, forms: dict[str, Any], x: Any, picture: Path, options: An
         ]
     if options.layers:
         lines += ["", layers_table(found)]
-    if importlib.util.find_spec("matplotlib") is not None:
-        draw_profile(picture, found, title)
-        lines += ["", f"See {picture}."]
-    else:
-        lines += ["", "No picture: matplotlib is not installed (pip install 'gibbsprune[report]')."]
-    return "\n".join(lines)
+    print("\n".join([*lines, ""]), flush=True)  # before the picture, which may not be writable
+    if importlib.util.find_spec("matplotlib") is None:
+        print("No picture: matplotlib is not installed (pip install 'gibbsprune[report]').")
+        return
+    draw_profile(picture, found, title)
+    print(f"See {picture}.")

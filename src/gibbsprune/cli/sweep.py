@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .values import number, whole
+from .values import number, refused, whole
 
 EPILOG = """\
 FILE is YAML:                              or Python:
@@ -86,7 +86,7 @@ def duration(text: str) -> float:
     """Seconds from ``90s``, ``25m``, ``2h`` or plain seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"must be a time such as 90s, 25m or 2h, but {text!r} was given")
+        raise refused(text, "times such as 90s, 25m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 

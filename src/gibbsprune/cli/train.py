@@ -20,6 +20,7 @@ from .values import (
     add_recipe_options,
     add_setting_options,
     add_trust,
+    check_counts,
     every,
     number,
     recipe_changes,
@@ -153,8 +154,7 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe by name, scaled to ``--epochs``, with the fields given on the command line."""
     chosen = default_recipe(options.data or "digits") if options.recipe is None else recipe(options.recipe)
     if options.epochs is not None:
-        if options.epochs < 1:
-            raise UserError(f"--epochs must be at least 1, but {options.epochs} was given")
+        check_counts(options, "epochs")
         chosen = scale_recipe(chosen, options.epochs)
     return chosen.replace(**recipe_changes(options))
 

@@ -9,10 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import UserError
+from ..checks import bad
 
 #: Recipe fields that have an option of their own elsewhere or none at all.
 _NOT_OPTIONS = ("name", "epochs")
+
+
+def refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
+    """The sentence of ``checks.bad``, to which the parser adds the option's name."""
+    return argparse.ArgumentTypeError(f"is {text!r}: allowed are {allowed}")
 
 
 def number(text: str) -> float:
@@ -21,7 +26,7 @@ def number(text: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise argparse.ArgumentTypeError(f"must be a number, but {text!r} was given")
+        raise refused(text, "numbers")
     return found
 
 
@@ -29,7 +34,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, but {text!r} was given") from None
+        raise refused(text, "whole numbers") from None
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
@@ -37,7 +42,7 @@ def check_counts(options: argparse.Namespace, *names: str) -> None:
     for name in names:
         given = getattr(options, name, None)
         if given is not None and given < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, but {given} was given")
+            raise bad(f"--{name.replace('_', '-')}", given, "whole numbers from 1")
 
 
 SEEDS = 10_000  # at most in one command, where more can only be a slip
@@ -51,12 +56,12 @@ def seed_list(text: str) -> list[int]:
             first, dash, last = part.partition("-")
             some = range(int(first), int(last) + 1) if dash else [int(first)]
             if len(found) + len(some) > SEEDS:
-                raise argparse.ArgumentTypeError(f"must be at most {SEEDS:,} seeds, but {text!r} was given")
+                raise refused(text, f"at most {SEEDS:,} seeds")
             found += some
     except (ValueError, OverflowError):
         found = []
     if not found or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"must be different seeds such as 0-15 or 0,3,7, but {text!r} was given")
+        raise refused(text, "different seeds such as 0-15 or 0,3,7")
     return found
 
 
@@ -67,7 +72,7 @@ def every(text: str) -> tuple[int, float]:
     except ValueError:
         epochs, seconds = 0, 0.0
     if epochs < 1 or not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be epochs such as 5 or seconds such as 60s, but {text!r} was given")
+        raise refused(text, "epochs such as 5 and seconds such as 60s")
     return epochs, seconds
 
 

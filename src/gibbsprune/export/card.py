@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..text import percent, table
+from ..text import percent, safe, table
 from .runs import TrainedRun
 
 #: How a file is used in a few lines, by its format.
@@ -108,14 +108,14 @@ def card(
     weights_alone = form in ("packed", "safetensors")
     rows = [
         ["network", f"{run.spec.model}, {run.spec.how.name}"],
-        ["data", Path(run.spec.data).name],
+        ["data", safe(Path(run.spec.data).name)],
         ["test accuracy of the run", percent(result["accuracy"])],
         ["weights left", f"{result['nonzero']:,} of {result['parameters']:,}"],
         *([["parameters of the compact network", f"{compact:,}"]] if compact is not None else []),
         ["input", describe_input(run, bare or weights_alone)],
         ["mean", ", ".join(f"{x:.6g}" for x in about["mean"]) + (" (inside)" if not (bare or weights_alone) else "")],
         ["std", ", ".join(f"{x:.6g}" for x in about["std"]) + (" (inside)" if not (bare or weights_alone) else "")],
-        ["classes", ", ".join(about["class_names"] or map(str, range(about["classes"])))],
-        ["run", run.spec.name()],
+        ["classes", safe(", ".join(about["class_names"] or map(str, range(about["classes"]))))],
+        ["run", safe(run.spec.name())],
     ]
     return "\n\n".join([f"# {file}", written, table(["", ""], rows, left=2), "## Use", use]) + "\n"

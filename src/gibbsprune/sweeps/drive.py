@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from .. import data
 from ..errors import UserError, needed
 from ..files import Busy, clean, make_folder
 from ..text import clock
 from ..training.folder import RunFolder
+from ..training.network import check_network
 from ..training.places import Place, remove_folder
 from ..training.session import MARGIN
 from . import planner, results
@@ -55,16 +57,28 @@ class Driver:
             self.display.note("nothing is missing")
             return state
         needed("safetensors", "a sweep", "demo")
-        make_folder(self.orders.results)  # an unwritable one is told now, not after the first fleet
+        self._try_networks(state)
+        workers = workers_of(self.orders, self.sweep, self._keep(), self.display)
+        with contextlib.closing(workers):
+            self._make_folders()
+            with self.display:
+                state = self._drive(workers, ends, after)
+        self._clear(state)
+        return state
+
+    def _try_networks(self, state: Survey) -> None:
+        """Every network on two images of its data: what cannot be trained is told before a folder is made."""
+        specs = [*state.queue, *(spec for begun in state.begun.values() for spec in begun)]
+        for (name, _), spec in {(spec.data, spec.model): spec for spec in specs}.items():
+            check_network(spec, data.load(name))
+
+    def _make_folders(self) -> None:
+        """For results and work; one that cannot be written is told now, not after the first fleet."""
+        make_folder(self.orders.results)
         make_folder(self.orders.work)
         for folder in (self.orders.results, self.orders.work / planner.RUNS):
             if isinstance(folder, Path):
                 clean(folder, older=OLD)
-        workers = workers_of(self.orders, self.sweep, self._keep(), self.display)
-        with contextlib.closing(workers), self.display:
-            state = self._drive(workers, ends, after)
-        self._clear(state)
-        return state
 
     def _keep(self) -> list[str] | None:
         """The runs whose folders are kept; None: all."""

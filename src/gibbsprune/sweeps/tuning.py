@@ -81,8 +81,8 @@ def earlier(trial: Trial, out: Path) -> list[dict[str, Any]]:
         rows = [row for row in found["evidence"] if (row["structure"], row["hamiltonian"]) not in trial.pairs()]
     except Missing:
         return []
-    except (UserError, TypeError, KeyError) as error:
-        raise UserError(f"{out} is there and holds no choice of a tuning ({error!r}); give another --out") from None
+    except (UserError, TypeError, KeyError):
+        raise UserError(f"{out} is there and holds no choice of a tuning; give another --out") from None
     ours = dict(zip(theirs, (trial.data, trial.model, trial.epochs, list(trial.seeds), trial.holdout)))
     for name, value in theirs.items():
         if value != ours[name]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..checks import check_number, number
 from ..data.arrays import Arrays
 from ..distributed import digest, unequal
 from ..errors import UserError
@@ -158,10 +159,10 @@ def join(device: str, seconds: float | None = None) -> Iterator[Ranks]:
     From then on the first rank that fails says why, if only that it has no device, and the others end without a word.
     """
     rank, size = launched()
+    seconds = WAIT if seconds is None else check_number("--rank-timeout", seconds, number(0, 1e9, above=True))
     if size == 1:
         yield ALONE
         return
-    seconds = seconds or WAIT
     patience = datetime.timedelta(seconds=seconds)
     with _reaching(rank, size):
         store = next(iter(dist.rendezvous("env://")))[0]  # processes may start at different times

@@ -47,7 +47,7 @@ class CReport:
             found = f"differs from PyTorch by {self.difference:.1e} of the output's scale"
         return (
             f"{self.files[0]}: {self.weights:,} bytes of weights; in memory {self.model:,} bytes for the model and an "
-            f"arena of {self.arena:,} for each thread; {found}. Compile the example with: {self.command}"
+            f"arena of {self.arena:,} for each thread; {found}. Compile the example in its folder with: {self.command}"
         )
 
 
