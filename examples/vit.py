@@ -2,9 +2,9 @@
 
     gibbsprune sweep run examples/vit.py --results results/vit --device cuda
 
-It is trained dense, by Gibbs pruning (a sparsity that rises, one threshold for the network, straight-through gradients)
-and by gradual magnitude pruning with one threshold and the same ramp. Beside this file the network alone is
-``--model vit:make``.
+It is trained dense, by the law ``rising``, by Gibbs pruning with a temperature (a sparsity that rises, one threshold
+for the network, straight-through gradients) and by gradual magnitude pruning with one threshold and the same ramp.
+Beside this file the network alone is ``--model vit:make``.
 
 Patches of 4 × 4 pixels, width 192, six blocks of six heads, 1.8 million weights. It is written so that a fleet can fuse
 several runs into one network: queries, keys and values are layers of their own, heads and norms are cut from the last
@@ -21,11 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gibbsprune.training import RunSpec
+from gibbsprune.training.methods.gibbs import RISING
 from gibbsprune.training.recipes import recipe
 from gibbsprune.training.spec import scale_recipe
 
 RAMP: dict[str, Any] = {"allocation": "global", "until": 0.8}
-METHODS = {"gibbs": {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}, "gradual": RAMP}
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("gibbs", RISING),
+    ("gradual", RAMP),
+    ("gibbs", {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}),
+]
 
 
 class Norm(nn.Module):
@@ -106,5 +111,5 @@ def trainings(data: str, model: str, epochs: int) -> Iterator[RunSpec]:
     for seed in range(3):
         yield RunSpec(data, model, method="dense", recipe=how, seed=seed)
         for sparsity in (0.8, 0.9):
-            for method, settings in METHODS.items():
+            for method, settings in METHODS:
                 yield RunSpec(data, model, method, sparsity=sparsity, recipe=how, seed=seed, settings=settings)
