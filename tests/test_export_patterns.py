@@ -172,8 +172,19 @@ class Pixels(Network):
         return self.norm(self.up(F.silu(F.pixel_shuffle(self.a(x), 2))))
 
 
+class Inception(Network):
+    """Branches side by side, of which an average reads all, with zeros around them, which constants are not."""
+
+    def __init__(self) -> None:
+        super().__init__(a=conv(8, 8, 1), b=conv(8, 10), c=conv(18, 8, 1))
+
+    def body(self, x: Tensor) -> Tensor:
+        x = torch.cat([F.silu(self.a(x)), F.silu(self.b(x))], 1)
+        return F.silu(self.c(F.avg_pool2d(x, 3, stride=1, padding=1)))
+
+
 PATTERNS: list[Callable[[], Network]] = [
-    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels),
+    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels, Inception),
 ]
 
 
@@ -284,4 +295,28 @@ def test_a_dead_part_of_a_concatenation_leaves(dead: slice) -> None:
     assert small.a.weight.numel() < 10 * 5, "of 16"
     for rows in (1, 3):
         x = torch.randn(rows, 6, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Step(nn.Module):
+    """The sum of what comes in and of a state that has a dimension of one step in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(5, 12), nn.Linear(5, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.a(x) + self.b(x).unsqueeze(0))[0])
+
+
+def test_a_sum_of_tensors_with_other_numbers_of_dimensions() -> None:
+    torch.manual_seed(0)
+    model = Step().eval()
+    for layer, dead in ((model.a, slice(0, 7)), (model.b, slice(5, 10))):
+        layer.weight.data[dead] = 0
+    small = compact(model, torch.randn(2, 5))
+    assert small.report.left == {}
+    assert small.a.weight.numel() + small.b.weight.numel() == (5 + 7) * 5
+    for rows in (1, 3):
+        x = torch.randn(rows, 5)
         torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
