@@ -389,6 +389,8 @@ def test_refusals(tmp_path: Path) -> None:
             export_c(model, x, tmp_path / "out", **options)
     with pytest.raises(UserError, match=r"aten\.cumsum"):
         export_c(Function(lambda x: x.cumsum(1)), x, tmp_path / "out")
+    with pytest.raises(UserError, match=r"aten\.gru.* '1'"):
+        export_c(nn.Sequential(nn.Flatten(2), nn.GRU(64, 4)), x, tmp_path / "out")
     with pytest.raises(UserError, match="another number than zero"):
         export_c(Function(lambda x: F.pad(x, (1, 1), value=2.0)), x, tmp_path / "out")
     with pytest.raises(UserError, match="of these shapes"):  # one that torch lines up with another image's

@@ -5,8 +5,9 @@ like the model. Its nodes are
 
 - ``placeholder``: the tensors of the inputs; ``output``: those of the outputs;
 - ``get_attr``: a parameter, buffer or constant by its name in the model (:func:`attribute` reads it);
-- ``call_function``: an operator of :data:`OPERATORS`, without side effects, with one result; an operator outside that
-  list is decomposed into torch's core ATen operators, and stays where torch knows no decomposition;
+- ``call_function``: an operator of :data:`OPERATORS`, without side effects, with one result (recurrent layers have
+  several); an operator outside that list is decomposed into torch's core ATen operators, and stays where torch knows no
+  decomposition;
 - ``call_function`` of ``aten.sym_size.int`` and of Python's ``operator``: sizes that vary with the inputs.
 
 ``node.meta["val"]`` describes the result: :func:`shape` gives the sizes at the example inputs, :func:`varies` tells
@@ -53,7 +54,8 @@ PLACES = {
 WEIGHTED = {"convolution", "linear", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 PRODUCTS = {"matmul", "bmm", "scaled_dot_product_attention"}
 REDUCTIONS = {"mean", "sum", "amax", "amin", "softmax", "log_softmax"}
-OPERATORS = frozenset(ACTIVATIONS | ARITHMETIC | SHAPES | PLACES | WEIGHTED | PRODUCTS | REDUCTIONS)
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+OPERATORS = frozenset(ACTIVATIONS | ARITHMETIC | SHAPES | PLACES | WEIGHTED | PRODUCTS | REDUCTIONS | RECURRENT)
 """The names of the operators that stay whole."""
 
 _CONVOLUTIONS = {f"conv{t}{n}d": (n, t != "") for n in (1, 2, 3) for t in ("", "_transpose")}
