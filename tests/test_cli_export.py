@@ -14,8 +14,8 @@ from export_zoo import prune, randomise
 from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2, load_compact, load_packed
 from gibbsprune.cli import main
 from gibbsprune.cli.export import is_export
-from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
+from gibbsprune.looking import quiet
 from gibbsprune.models import build
 from gibbsprune.training import run
 from gibbsprune.training.progress import PlainProgress

@@ -320,3 +320,52 @@ def test_a_sum_of_tensors_with_other_numbers_of_dimensions() -> None:
     for rows in (1, 3):
         x = torch.randn(rows, 5)
         torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Decoder(nn.Module):
+    """torch's own decoder, with a causal mask; its attention to another sequence cuts the weights of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Linear(5, 8), nn.Linear(5, 8)
+        self.core = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True), 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.head(self.core(self.target(x), self.source(x), tgt_mask=mask))
+
+
+def test_a_decoder() -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    for name, weight in model.named_parameters():
+        if "core" in name and weight.dim() == 2:
+            weight.data[::2] = 0
+    small = compact(model, torch.randn(2, 4, 5))
+    assert small.report.left == {}
+    assert small.report.parameters_after < 0.7 * small.report.parameters_before
+    for rows, length in ((1, 4), (3, 6)):
+        x = torch.randn(rows, length, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Routed(nn.Module):
+    """Takes its way by the values of its inputs, of which no graph can be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) if (x > 0).any() else self.b(self.a(-x))
+
+
+def test_a_network_without_a_graph_is_told_in_the_report_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    model, x = Routed(), torch.randn(2, 5)
+    with pytest.warns(UserWarning, match="b, is taken for its only output"):
+        GibbsPruner(model, 0.5, structure="filter", example_inputs=x).finalize("converged")
+    small = compact(model.eval(), x)
+    assert list(small.report.left) == ["the whole model"]
+    assert torch.equal(small(x), model(x))
+    assert capfd.readouterr() == ("", "")

@@ -30,7 +30,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import UserError
-from ..looking import arguments, plain_eval
+from ..looking import arguments, plain_eval, quiet
 
 aten = torch.ops.aten
 
@@ -153,7 +153,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             given = copy.deepcopy((args, kwargs))
             shapes = (*(free(x) for x in args), *(free(x) for x in kwargs.values()))
             named = dict(zip(kwargs, shapes)) if not args else shapes
-            program = torch.export.export(model, *given, dynamic_shapes=named, strict=False)
+            with quiet():
+                program = torch.export.export(model, *given, dynamic_shapes=named, strict=False)
         except Exception as error:  # a size that the exporter cannot keep free
             found = found or error
             continue
