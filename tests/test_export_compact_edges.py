@@ -226,6 +226,15 @@ def test_tied_weights_stay_tied() -> None:
     assert small.report.left == {"o": "its weight is read elsewhere too"}
 
 
+def test_attention_whose_values_are_gone_leaves_as_a_whole() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention.in_proj_weight.data[16:] = 0
+    model = Net(lambda net, x: net.b(x + net.m(x, x, x, need_weights=False)[0]), m=attention, b=nn.Linear(8, 3)).eval()
+    small = compact(model, x := torch.randn(2, 4, 8))
+    assert {name for name, _ in small.named_parameters()} == {"b.weight", "b.bias"}
+    torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
     "lstm": lambda: nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True),
     "gru": lambda: nn.GRU(8, 12, batch_first=True),

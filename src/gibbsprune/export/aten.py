@@ -222,7 +222,7 @@ def _one_form(graph: fx.Graph) -> None:
             _as_one(node, name)
         elif name in _WRITES:
             _as_concat(node, name)
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     graph.lint()
 
 
@@ -368,6 +368,16 @@ def _rebuilt(graph: fx.Graph, value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_rebuilt(graph, item) for item in value)
     return {name: _rebuilt(graph, item) for name, item in value.items()} if type(value) is dict else value
+
+
+def drop_dead(graph: fx.Graph) -> None:
+    """Leave out what nobody reads; attention and dropout too, which fx keeps for the random numbers they may draw."""
+
+    def acts(node: fx.Node) -> bool:
+        schema = getattr(node.target, "_schema", None)
+        return node.is_impure() if schema is None else schema.is_mutable
+
+    graph.eliminate_dead_code(acts)
 
 
 def drop_unread(module: fx.GraphModule) -> None:
