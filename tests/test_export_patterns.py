@@ -183,8 +183,22 @@ class Inception(Network):
         return F.silu(self.c(F.avg_pool2d(x, 3, stride=1, padding=1)))
 
 
+class Levels(Network):
+    """One tower for images of two sizes, as detectors have it, of which one part is called three times."""
+
+    def __init__(self) -> None:
+        tower = nn.Sequential(conv(8, 12), nn.BatchNorm2d(12), nn.PReLU(), conv(12, 8), nn.PReLU(8))
+        super().__init__(lateral=conv(8, 8, 1), tower=tower)
+
+    def body(self, x: Tensor) -> Tensor:
+        small = self.tower(F.avg_pool2d(F.silu(self.lateral(x)), 2))
+        return self.tower[3:](self.tower[:3](x)) * F.silu(self.tower[3](self.tower[:3](x))) + F.interpolate(
+            small, scale_factor=2
+        )
+
+
 PATTERNS: list[Callable[[], Network]] = [
-    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels, Inception),
+    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels, Inception, Levels),
 ]
 
 
