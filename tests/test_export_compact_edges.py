@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "its groups keep different numbers",
     ),
     "shuffled": (lambda: two(shuffled), ""),
+    "largest": (lambda: two(lambda n, x: n.b(n.a(x) * n.a(x).max(3, keepdim=True)[0])), ""),
     "gated": (lambda: two(gated, 4), ""),
     "alpha": (lambda: two(lambda n, x: torch.add(n.a(x), n.b(x), alpha=2), 3), ""),
     "softmax": (lambda: two(lambda n, x: n.b(torch.softmax(n.a(x), 1))), ""),

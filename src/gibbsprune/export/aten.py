@@ -12,8 +12,8 @@ like the model. Its nodes are
 
 ``node.meta["val"]`` describes the result: :func:`shape` gives the sizes at the example inputs, :func:`varies` tells
 which of them are free. Rewritten to one form each: convolutions of every kind (``convolution``), batch norm in eval
-mode (``batch_norm``), parts of a split (``slice``) and of an unbind (``select``), views (``reshape``). Copies and
-assertions are gone.
+mode (``batch_norm``), parts of a split (``slice``) and of an unbind (``select``), views (``reshape``), extremes whose
+place nobody asks for (``amax``, ``amin``). Copies and assertions are gone.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ _CONVOLUTIONS = {f"conv{t}{n}d": (n, t != "") for n in (1, 2, 3) for t in ("", "
 _PARTS = {"split", "split_with_sizes", "chunk", "unbind", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"}
 _EVAL_NORM, _OWN_NORM = "_native_batch_norm_legit_no_training", "_native_batch_norm_legit"
 _FIRST = {_EVAL_NORM, _OWN_NORM, "max_pool2d_with_indices", "max_pool3d_with_indices", "native_dropout"}
+_EXTREMES = {"max": aten.amax, "min": aten.amin}
 _WRITES = {"slice_scatter", "select_scatter"}
 _COPIES = {"clone", "detach", "alias", "contiguous", "lift_fresh_copy", "detach_", "lift_fresh"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
@@ -218,7 +219,7 @@ def _one_form(graph: fx.Graph) -> None:
             _as_convolution(node, *_CONVOLUTIONS[name])
         elif name in _PARTS:
             _as_slices(node, name)
-        elif name in _FIRST:
+        elif name in _FIRST or name in _EXTREMES:
             _as_one(node, name)
         elif name in _WRITES:
             _as_concat(node, name)
@@ -332,7 +333,8 @@ def _as_one(node: fx.Node, name: str) -> None:
     """The first result of an operator with several, as the operator that gives it alone."""
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
         return
-    if name == _OWN_NORM and node.target._overloadname != "no_stats":  # type: ignore[union-attr]
+    overload = node.target._overloadname  # type: ignore[union-attr]
+    if (name == _OWN_NORM and overload != "no_stats") or (name in _EXTREMES and overload != "dim"):
         return
     if name == _EVAL_NORM:
         *tensors, momentum, eps = node.args
@@ -340,6 +342,9 @@ def _as_one(node: fx.Node, name: str) -> None:
     elif name == _OWN_NORM:  # by the statistics of what comes in, as weights are standardised
         *tensors, training, momentum, eps = node.args
         node.target, node.args = aten.batch_norm.default, (*tensors, None, None, training, momentum, eps, False)
+    elif name in _EXTREMES:
+        source, dim, *keep = node.args
+        node.target, node.args = _EXTREMES[name].default, (source, [dim], *keep)
     elif name == "native_dropout":
         node.target, node.args = aten.dropout.default, (node.args[0], node.args[1], False)
     else:
