@@ -94,7 +94,8 @@ def export_onnx(
     content = proto.SerializeToString()
     sizes = [[size.dim_param for size in given.type.tensor_type.shape.dim] for given in proto.graph.input]
     with plain_eval(model):
-        worst = compared(by_name(model, names), open_onnx(content), *lengths_of(inputs, sizes))
+        plain = by_name(model, names)
+        worst = compared(plain, open_onnx(content), *lengths_of(plain, inputs, sizes))
         close = worst <= max(TOLERANCE[dtype], rounding(model))
         if not close and not worst <= 4 * own_error(model, *split(inputs, names)):
             raise UserError(
@@ -160,7 +161,8 @@ def export_pt2(
         again = torch.export.load(io.BytesIO(buffer.getvalue())).module()
         nodes = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
         sizes = [["" if isinstance(size, int) else str(size) for size in node.meta["val"].shape] for node in nodes]
-        worst = compared(by_name(model, names), by_name(again, names), *lengths_of(inputs, sizes))
+        plain = by_name(model, names)
+        worst = compared(plain, by_name(again, names), *lengths_of(plain, inputs, sizes))
     if not worst <= TOLERANCE["float32"]:
         raise UserError(f"the exported program would differ by {worst:.1e} of the output's scale; not written.")
     write_atomic(path, buffer.getvalue())
