@@ -15,8 +15,8 @@ from gibbsprune import GibbsPruner, UserError, compact, export_onnx, export_pt2,
 from gibbsprune.cli import main
 from gibbsprune.cli.export import is_export
 from gibbsprune.export.card import card
-from gibbsprune.export.onnx import quiet
 from gibbsprune.export.runs import accuracy, load_run
+from gibbsprune.looking import quiet
 from gibbsprune.models import build
 from gibbsprune.training import run
 from gibbsprune.training.progress import PlainProgress

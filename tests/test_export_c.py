@@ -166,7 +166,8 @@ def test_activations() -> None:
     kinds += [nn.GELU("tanh"), nn.Hardsigmoid(), nn.PReLU(3), nn.Softmax(1), nn.Softmax(-1), nn.Softmax(2)]
     fused = [nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), kind) for kind in kinds[:10]]
     check(
-        Several(*kinds, *fused, lambda x: x.clamp(-0.5, 0.7), lambda x: F.softmax(30 * x, 1)), torch.randn(2, 3, 5, 7)
+        Several(*kinds, *fused, torch.abs, lambda x: x.clamp(-0.5, 0.7), lambda x: F.softmax(30 * x, 1)),
+        torch.randn(2, 3, 5, 7),
     )
     model = Several(nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softmax(1))
     source = source_of(model, torch.randn(2, 40))
@@ -183,7 +184,8 @@ def test_pooling_and_resampling() -> None:
     pools += [nn.AvgPool2d((3, 1), (1, 2)), nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((3, 2))]
     pools += [nn.AdaptiveMaxPool2d(1), nn.AdaptiveMaxPool2d((2, 5)), nn.Upsample(scale_factor=2), nn.Upsample((5, 17))]
     means = [lambda x, d=d: x.mean(d) for d in ((2, 3), (1,), (-1,), (1, 2), (1, 2, 3), (2,))]
-    check(Several(*pools, *means), torch.randn(2, 3, 7, 9))
+    largest = [lambda x: x.max(2)[0], lambda x: x.max(1, keepdim=True)[0], lambda x: x.amax((2, 3))]
+    check(Several(*pools, *means, *largest), torch.randn(2, 3, 7, 9))
 
 
 def test_moves_joins_and_norms() -> None:
@@ -389,6 +391,8 @@ def test_refusals(tmp_path: Path) -> None:
             export_c(model, x, tmp_path / "out", **options)
     with pytest.raises(UserError, match=r"aten\.cumsum"):
         export_c(Function(lambda x: x.cumsum(1)), x, tmp_path / "out")
+    with pytest.raises(UserError, match=r"aten\.gru.* '1'"):
+        export_c(nn.Sequential(nn.Flatten(2), nn.GRU(64, 4)), x, tmp_path / "out")
     with pytest.raises(UserError, match="another number than zero"):
         export_c(Function(lambda x: F.pad(x, (1, 1), value=2.0)), x, tmp_path / "out")
     with pytest.raises(UserError, match="of these shapes"):  # one that torch lines up with another image's

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gibbsprune import compact, export_onnx
+from gibbsprune import compact, export_onnx, export_pt2
 from gibbsprune.export.compaction import CompactReport
 from gibbsprune.export.equality import difference, difference_in_double, own_error
 
@@ -61,3 +61,22 @@ def test_networks_that_do_not_run_in_float64() -> None:
 
     assert difference_in_double(Narrow(2, 2), Narrow(2, 2), (torch.ones(1, 2),), {}) == float("inf")
     assert own_error(Narrow(2, 2), (torch.ones(1, 2),), {}) == 0
+
+
+class Columns(nn.Module):
+    """Reads the columns of a table, numbers of categories as tokens are, each by its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables, self.dense = nn.ModuleList(nn.Embedding(5, 2) for _ in range(3)), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(torch.cat([table(x[:, i]) for i, table in enumerate(self.tables)], 1))
+
+
+def test_columns_of_a_table_are_no_text_of_any_length(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    x = torch.randint(5, (4, 3))
+    assert export_onnx(Columns(), x, tmp_path / "net.onnx").difference < 1e-6
+    assert export_pt2(Columns(), x, tmp_path / "net.pt2").difference < 1e-6

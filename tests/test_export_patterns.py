@@ -172,8 +172,33 @@ class Pixels(Network):
         return self.norm(self.up(F.silu(F.pixel_shuffle(self.a(x), 2))))
 
 
+class Inception(Network):
+    """Branches side by side, of which an average reads all, with zeros around them, which constants are not."""
+
+    def __init__(self) -> None:
+        super().__init__(a=conv(8, 8, 1), b=conv(8, 10), c=conv(18, 8, 1))
+
+    def body(self, x: Tensor) -> Tensor:
+        x = torch.cat([F.silu(self.a(x)), F.silu(self.b(x))], 1)
+        return F.silu(self.c(F.avg_pool2d(x, 3, stride=1, padding=1)))
+
+
+class Levels(Network):
+    """One tower for images of two sizes, as detectors have it, of which one part is called three times."""
+
+    def __init__(self) -> None:
+        tower = nn.Sequential(conv(8, 12), nn.BatchNorm2d(12), nn.PReLU(), conv(12, 8), nn.PReLU(8))
+        super().__init__(lateral=conv(8, 8, 1), tower=tower)
+
+    def body(self, x: Tensor) -> Tensor:
+        small = self.tower(F.avg_pool2d(F.silu(self.lateral(x)), 2))
+        return self.tower[3:](self.tower[:3](x)) * F.silu(self.tower[3](self.tower[:3](x))) + F.interpolate(
+            small, scale_factor=2
+        )
+
+
 PATTERNS: list[Callable[[], Network]] = [
-    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels),
+    *(Ghost, Res2, Shuffle, SplitAttention, Scaled, Weighted, Encoder, Pixels, Inception, Levels),
 ]
 
 
@@ -285,3 +310,76 @@ def test_a_dead_part_of_a_concatenation_leaves(dead: slice) -> None:
     for rows in (1, 3):
         x = torch.randn(rows, 6, 5)
         torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Step(nn.Module):
+    """The sum of what comes in and of a state that has a dimension of one step in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(5, 12), nn.Linear(5, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.a(x) + self.b(x).unsqueeze(0))[0])
+
+
+def test_a_sum_of_tensors_with_other_numbers_of_dimensions() -> None:
+    torch.manual_seed(0)
+    model = Step().eval()
+    for layer, dead in ((model.a, slice(0, 7)), (model.b, slice(5, 10))):
+        layer.weight.data[dead] = 0
+    small = compact(model, torch.randn(2, 5))
+    assert small.report.left == {}
+    assert small.a.weight.numel() + small.b.weight.numel() == (5 + 7) * 5
+    for rows in (1, 3):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Decoder(nn.Module):
+    """torch's own decoder, with a causal mask; its attention to another sequence cuts the weights of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Linear(5, 8), nn.Linear(5, 8)
+        self.core = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True), 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.head(self.core(self.target(x), self.source(x), tgt_mask=mask))
+
+
+def test_a_decoder() -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    for name, weight in model.named_parameters():
+        if "core" in name and weight.dim() == 2:
+            weight.data[::2] = 0
+    small = compact(model, torch.randn(2, 4, 5))
+    assert small.report.left == {}
+    assert small.report.parameters_after < 0.7 * small.report.parameters_before
+    for rows, length in ((1, 4), (3, 6)):
+        x = torch.randn(rows, length, 5)
+        torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Routed(nn.Module):
+    """Takes its way by the values of its inputs, of which no graph can be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu()) if (x > 0).any() else self.b(self.a(-x))
+
+
+def test_a_network_without_a_graph_is_told_in_the_report_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    model, x = Routed(), torch.randn(2, 5)
+    with pytest.warns(UserWarning, match="b, is taken for its only output"):
+        GibbsPruner(model, 0.5, structure="filter", example_inputs=x).finalize("converged")
+    small = compact(model.eval(), x)
+    assert list(small.report.left) == ["the whole model"]
+    assert torch.equal(small(x), model(x))
+    assert capfd.readouterr() == ("", "")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx import Node, Tracer
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .looking import arguments, plain_eval
+from .looking import arguments, plain_eval, quiet
 from .structures import PRUNABLE
 from .weights import Layer, prunable
 
@@ -119,7 +119,7 @@ def look(model: nn.Module, examples: Any = None) -> Seen | None:
 def _exported(model: nn.Module, examples: Any) -> Seen | None:
     """The same on the graph of torch.export; None where there is none."""
     args, kwargs = arguments(examples)
-    with plain_eval(model), torch.no_grad():
+    with plain_eval(model), torch.no_grad(), quiet():
         try:
             program = torch.export.export(model, args, kwargs, strict=False)
         except Exception:  # of the network's own code or of the exporter's many steps

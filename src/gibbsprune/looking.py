@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 
 from .errors import UserError
 
@@ -29,18 +31,25 @@ def arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @contextlib.contextmanager
 def plain_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode, without caches, fused encoder layers and the exporter's remarks; everything restored at the end."""
+    """Eval mode, without caches, fused encoder layers and the exporter's remarks; everything restored at the end.
+
+    torch's transformers compare a mask with the causal one, to be faster where it is. That is a branch by values, which
+    no graph has, and it changes no result: here a mask is causal where the model says so.
+    """
     modes = [(module, module.training) for module in model.modules()]
     holders = [getattr(module, "config", None) for module in model.modules()]
     configs: dict[int, Any] = {id(c): c for c in holders if getattr(c, "use_cache", None) is True}
     fast = torch.backends.mha.get_fastpath_enabled()
     exporter = logging.getLogger("torch._export")
     level = exporter.level
+    detect = getattr(transformer, "_detect_is_causal_mask", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exporter.setLevel(logging.ERROR)
             torch.backends.mha.set_fastpath_enabled(False)
+            if detect is not None:
+                transformer._detect_is_causal_mask = _causal_as_told
             for config in configs.values():
                 config.use_cache = False
             model.eval()
@@ -48,7 +57,31 @@ def plain_eval(model: nn.Module) -> Iterator[None]:
         finally:
             exporter.setLevel(level)
             torch.backends.mha.set_fastpath_enabled(fast)
+            if detect is not None:
+                transformer._detect_is_causal_mask = detect
             for config in configs.values():
                 config.use_cache = True
             for module, training in modes:
                 module.training = training
+
+
+def _causal_as_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return is_causal is True
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's remarks about packages that are not installed, about itself and about its graphs."""
+    names = ("torch.onnx", "torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)

@@ -111,7 +111,7 @@ def spared(candidates: Mapping[str, Layer], structure: Structure, seen: Seen | N
     if structure.name == "filter" and seen is None:
         warnings.warn(
             f"the network has no graph, so its last layer, {', '.join(sorted(last))}, is taken for its only output: "
-            "give example_inputs, or name the layers of other outputs in exclude",
+            "give example_inputs that torch.export takes, or name the layers of other outputs in exclude",
             stacklevel=4,
         )
     convolutions = [name for name, layer in candidates.items() if isinstance(layer.module, CONVOLUTIONS)]

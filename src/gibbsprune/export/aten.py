@@ -5,14 +5,15 @@ like the model. Its nodes are
 
 - ``placeholder``: the tensors of the inputs; ``output``: those of the outputs;
 - ``get_attr``: a parameter, buffer or constant by its name in the model (:func:`attribute` reads it);
-- ``call_function``: an operator of :data:`OPERATORS`, without side effects, with one result; an operator outside that
-  list is decomposed into torch's core ATen operators, and stays where torch knows no decomposition;
+- ``call_function``: an operator of :data:`OPERATORS`, without side effects, with one result (recurrent layers have
+  several); an operator outside that list is decomposed into torch's core ATen operators, and stays where torch knows no
+  decomposition;
 - ``call_function`` of ``aten.sym_size.int`` and of Python's ``operator``: sizes that vary with the inputs.
 
 ``node.meta["val"]`` describes the result: :func:`shape` gives the sizes at the example inputs, :func:`varies` tells
 which of them are free. Rewritten to one form each: convolutions of every kind (``convolution``), batch norm in eval
-mode (``batch_norm``), parts of a split (``slice``) and of an unbind (``select``), views (``reshape``). Copies and
-assertions are gone.
+mode (``batch_norm``), parts of a split (``slice``) and of an unbind (``select``), views (``reshape``), extremes whose
+place nobody asks for (``amax``, ``amin``). Copies and assertions are gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import UserError
-from ..looking import arguments, plain_eval
+from ..looking import arguments, plain_eval, quiet
 
 aten = torch.ops.aten
 
@@ -53,13 +54,15 @@ PLACES = {
 WEIGHTED = {"convolution", "linear", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 PRODUCTS = {"matmul", "bmm", "scaled_dot_product_attention"}
 REDUCTIONS = {"mean", "sum", "amax", "amin", "softmax", "log_softmax"}
-OPERATORS = frozenset(ACTIVATIONS | ARITHMETIC | SHAPES | PLACES | WEIGHTED | PRODUCTS | REDUCTIONS)
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+OPERATORS = frozenset(ACTIVATIONS | ARITHMETIC | SHAPES | PLACES | WEIGHTED | PRODUCTS | REDUCTIONS | RECURRENT)
 """The names of the operators that stay whole."""
 
 _CONVOLUTIONS = {f"conv{t}{n}d": (n, t != "") for n in (1, 2, 3) for t in ("", "_transpose")}
 _PARTS = {"split", "split_with_sizes", "chunk", "unbind", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"}
 _EVAL_NORM, _OWN_NORM = "_native_batch_norm_legit_no_training", "_native_batch_norm_legit"
 _FIRST = {_EVAL_NORM, _OWN_NORM, "max_pool2d_with_indices", "max_pool3d_with_indices", "native_dropout"}
+_EXTREMES = {"max": aten.amax, "min": aten.amin}
 _WRITES = {"slice_scatter", "select_scatter"}
 _COPIES = {"clone", "detach", "alias", "contiguous", "lift_fresh_copy", "detach_", "lift_fresh"}
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
@@ -151,7 +154,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             given = copy.deepcopy((args, kwargs))
             shapes = (*(free(x) for x in args), *(free(x) for x in kwargs.values()))
             named = dict(zip(kwargs, shapes)) if not args else shapes
-            program = torch.export.export(model, *given, dynamic_shapes=named, strict=False)
+            with quiet():
+                program = torch.export.export(model, *given, dynamic_shapes=named, strict=False)
         except Exception as error:  # a size that the exporter cannot keep free
             found = found or error
             continue
@@ -215,11 +219,11 @@ def _one_form(graph: fx.Graph) -> None:
             _as_convolution(node, *_CONVOLUTIONS[name])
         elif name in _PARTS:
             _as_slices(node, name)
-        elif name in _FIRST:
+        elif name in _FIRST or name in _EXTREMES:
             _as_one(node, name)
         elif name in _WRITES:
             _as_concat(node, name)
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     graph.lint()
 
 
@@ -329,7 +333,8 @@ def _as_one(node: fx.Node, name: str) -> None:
     """The first result of an operator with several, as the operator that gives it alone."""
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
         return
-    if name == _OWN_NORM and node.target._overloadname != "no_stats":  # type: ignore[union-attr]
+    overload = node.target._overloadname  # type: ignore[union-attr]
+    if (name == _OWN_NORM and overload != "no_stats") or (name in _EXTREMES and overload != "dim"):
         return
     if name == _EVAL_NORM:
         *tensors, momentum, eps = node.args
@@ -337,6 +342,9 @@ def _as_one(node: fx.Node, name: str) -> None:
     elif name == _OWN_NORM:  # by the statistics of what comes in, as weights are standardised
         *tensors, training, momentum, eps = node.args
         node.target, node.args = aten.batch_norm.default, (*tensors, None, None, training, momentum, eps, False)
+    elif name in _EXTREMES:
+        source, dim, *keep = node.args
+        node.target, node.args = _EXTREMES[name].default, (source, [dim], *keep)
     elif name == "native_dropout":
         node.target, node.args = aten.dropout.default, (node.args[0], node.args[1], False)
     else:
@@ -365,6 +373,16 @@ def _rebuilt(graph: fx.Graph, value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_rebuilt(graph, item) for item in value)
     return {name: _rebuilt(graph, item) for name, item in value.items()} if type(value) is dict else value
+
+
+def drop_dead(graph: fx.Graph) -> None:
+    """Leave out what nobody reads; attention and dropout too, which fx keeps for the random numbers they may draw."""
+
+    def acts(node: fx.Node) -> bool:
+        schema = getattr(node.target, "_schema", None)
+        return node.is_impure() if schema is None else schema.is_mutable
+
+    graph.eliminate_dead_code(acts)
 
 
 def drop_unread(module: fx.GraphModule) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from ..errors import UserError
 from ..looking import arguments, plain_eval
 from ..masking import check_plain
-from .aten import capture, drop_unread, op_name
+from .aten import RECURRENT, capture, drop_dead, drop_unread, op_name
 from .channels import LeftAlone, mask_of
 from .equality import difference, difference_in_double, in_rows, rounding
 from .folding import fold_batch_norms
@@ -159,7 +159,7 @@ def _shrink(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Forwards, backwards, edit; what was left alone, and what is larger than what lives in it, with the reasons."""
     graph = module.graph
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     plan = Plan(module, like.device, like.dtype, prefer)
     nodes = list(graph.nodes)
     rules = plan.rules
@@ -206,7 +206,7 @@ def _shrink(
     filled = _filled(plan)
     for edit in plan.after:
         edit()
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     graph.lint()
     module.recompile()
     drop_unread(module)
@@ -270,7 +270,7 @@ def _matters(plan: Plan, node: fx.Node) -> bool:
     """Whether leaving this node alone costs anything: it has weights, or some of its input is dead."""
     if node.op in ("output", "placeholder") or _shape_only(node) or isinstance(node.target, type):
         return False
-    if op_name(node) in ("linear", "convolution"):
+    if op_name(node) in RECURRENT | {"linear", "convolution"}:
         return True
     return any(part in plan.facts and not plan.facts[part].live.all() for part in node.all_input_nodes)
 

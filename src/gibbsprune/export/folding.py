@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .aten import attribute, op_name, shape
+from .aten import attribute, drop_dead, op_name, shape
 from .channels import LeftAlone
 from .plan import set_attribute
 
@@ -37,7 +37,7 @@ def fold_batch_norms(module: fx.GraphModule) -> dict[str, str]:
         _fold(module, before, node)
         node.replace_all_uses_with(before)
         graph.erase_node(node)
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     module.recompile()
     return left
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .aten import ARITHMETIC, op_name, shape
+from .aten import ARITHMETIC, drop_dead, op_name, shape
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ def canonical(module: fx.GraphModule) -> None:
             _as_reshape_of_ones(node)
         elif name in ("expand", "expand_as"):
             _without_expansion(node)
-    graph.eliminate_dead_code()
+    drop_dead(graph)
     module.recompile()
 
 

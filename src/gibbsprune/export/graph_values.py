@@ -45,7 +45,7 @@ CALLED = OPERATORS | {
     *("reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d", "col2im", "im2col"),
     *("grid_sampler_2d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "clone", "alias", "detach", "narrow"),
     *("split_with_sizes", "split", "chunk", "unbind", "movedim", "contiguous", "glu", "sym_size", "sym_numel"),
-    *("bincount", "histc", "bucketize", "searchsorted", "repeat_interleave", "_grouped_mm"),
+    *("linalg_vector_norm", "bincount", "histc", "bucketize", "searchsorted", "repeat_interleave", "_grouped_mm"),
 }  # fmt: skip
 
 #: The other functions: arithmetic of sizes, and operations that overwrite what nobody reads again.

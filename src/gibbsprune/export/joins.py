@@ -226,7 +226,8 @@ class Sum(Pointwise):
     """The sum of two branches of the same shape, of which each may keep channels of its own."""
 
     def simple(self) -> bool:
-        same = len(self.parts) == 2 and all(part.sizes == shape(self.node) and not part.fixed for part in self.parts)
+        sizes = shape(self.node)  # those of a part may lack dimensions of one entry
+        same = len(self.parts) == 2 and all(shape(p.node) == sizes and not p.fixed for p in self.parts)
         return same and not self.node.kwargs and sum(n > 1 for n in self.made.live.shape) == 1
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
@@ -377,7 +378,10 @@ class Concat(Rule):
             array = self.spread(part).live.shape
             target: Tensor | None
             if self.joined and not several:
-                target = seen if int(seen.flatten()[0]) >= 0 else product(piece | True)
+                held = int(seen.flatten()[0]) >= 0
+                kept = mask_of(seen, array) if held else torch.ones(array, dtype=torch.bool)
+                missing = piece & ~kept  # constants that a reader wants as channels
+                target = seen if held and not missing.any() else product(kept | missing)
             else:
                 full = product(wanted)
                 inside = mask_of(full, wanted.shape)

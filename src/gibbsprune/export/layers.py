@@ -9,13 +9,14 @@ that one channel more would be dear, Σ_c W_oc v_c * 1 is computed once for the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from .aten import attribute, op_name, shape
-from .channels import Facts, LeftAlone, from_line, place, reduce_to, rows
+from .channels import Facts, LeftAlone, from_line, place, product, reduce_to, rows
 from .parts import LANES, AddBorders
 from .plan import Plan, carrier
 
@@ -55,33 +56,57 @@ def layer_name(plan: Plan, node: Any) -> str:
 
 
 class Layer(Rule):
-    """An operation with weights of its own."""
+    """An operation with weights of its own; ``calls`` are all operations of the same layer, in a network's order."""
 
     weights: tuple[int, ...] = (1, 2)
+    shares = False  # whether there is a smaller form of a layer that is called more than once
 
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node)
+        self.calls = [node]
         for index in self.weights:
             part: Any = node.args[index] if len(node.args) > index else None
             if part is not None and part not in plan.constants:
                 raise LeftAlone("its weight depends on the inputs")
             if part is not None and part.op == "get_attr" and plan.readers[id(attribute(plan.module, part))] > 1:
                 users = list(part.users)
-                again = all(op_name(u) == op_name(node) and u.args[index] is part for u in users)
+                again = len(users) > 1 and all(op_name(u) == op_name(node) and u.args[index] is part for u in users)
                 which = str(part.target).rpartition(".")[2]
-                raise LeftAlone(
-                    "it is called more than once" if again and len(users) > 1 else f"its {which} is read elsewhere too"
-                )
+                if not again or plan.readers[id(attribute(plan.module, part))] > len(users):
+                    raise LeftAlone(f"its {which} is read elsewhere too")
+                if not self.shares:
+                    raise LeftAlone("it is called more than once")
+                self.calls = sorted(users)
+        if any([u.args[i] for i in self.weights if i < len(u.args)] != self._tensors() for u in self.calls):
+            raise LeftAlone("one of its tensors is read elsewhere too")
         self.name = layer_name(plan, node.args[self.weights[0]])
         self.inputs = [node.args[0]]  # type: ignore[list-item]
 
+    def _tensors(self) -> list[Any]:
+        return [self.node.args[i] for i in self.weights if i < len(self.node.args)]
+
+    def together(self) -> list[Any]:
+        """The rules of all calls of this layer; none where some call has no rule, and the layer stays as it is."""
+        found = [self.plan.rules.get(call) for call in self.calls]
+        return found if None not in found else []
+
     def put(self, index: int, which: str, value: Tensor | None) -> None:
         self.node.args = (*self.node.args, *[None] * (index + 1 - len(self.node.args)))
+        if self.node is not self.calls[0]:  # which has the same, and comes first
+            args = list(self.node.args)
+            args[index] = self.calls[0].args[index]
+            self.node.args = tuple(args)
+            return
         self.plan.put(self.node, index, f"{self.name}.{which}" if self.name else f"{self.node.name}_{which}", value)
 
 
 class Mix(Layer):
-    """Convolution (ordinary or transposed, one group) or dense layer: every output reads every input."""
+    """Convolution (ordinary or transposed, one group) or dense layer: every output reads every input.
+
+    Calls of one layer have what any of them reads and gives; an input is constant if it is the same one in all of them.
+    """
+
+    shares = True
 
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node)
@@ -90,7 +115,7 @@ class Mix(Layer):
         self.transposed = not self.dense and args[6]
         self.x = plan.facts_of(self.source)
         self.dim = len(self.x.dims) - 1 if self.dense else 1
-        self.given = self.x.along(self.dim)
+        self.own = self.given = self.x.along(self.dim)
         weight, self.bias = plan.tensor(args[1]), plan.tensor(args[2])
         assert weight is not None
         self.weight = weight.transpose(0, 1) if self.transposed else weight
@@ -121,15 +146,22 @@ class Mix(Layer):
         return Facts.of(tuple(dims), live.view(along), value.view(along))
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
+        if len(self.calls) == 1:
+            return [from_line(self.x, self.dim, self.read(wanted))]
+        self.given, self.bordered = _joint(self.own, self.together()), any(r.bordered for r in self.together())
+        return [from_line(self.x, self.dim, self.read(wanted) & self.own.live)]
+
+    def read(self, wanted: Tensor) -> Tensor:
+        """The inputs that have to be there for these outputs."""
         read = self.reach[wanted.flatten()].any(0)
         channels = read & self.given.live
         if self.bordered and (read & self.given.value.ne(0)).any() and not self.mapped(int(channels.sum())):
             channels[carrier(self.given, torch.ones_like(read))] = True
-        return [from_line(self.x, self.dim, channels)]
+        return channels
 
     def mapped(self, channels: int) -> bool:
         """Whether constants at borders come as a map: where one more channel would open another set of lanes."""
-        return not self.transposed and channels > 0 and channels % LANES == 0
+        return not self.transposed and len(self.calls) == 1 and channels > 0 and channels % LANES == 0
 
     def cost(self, outputs: int) -> int:
         """Multiply-adds at one place of the output, with this many outputs, for the live inputs."""
@@ -140,6 +172,9 @@ class Mix(Layer):
         plan, node = self.plan, self.node
         outputs = wanted.flatten()
         x, line = plan.line(node, self.source, self.dim)
+        if len(self.calls) > 1:
+            outputs, inputs = self.shared()
+            x, line = plan.picked(node, x, self.dim, self.own, line, inputs), inputs
         weight = self.weight[outputs][:, line]
         kept = torch.zeros_like(self.given.live)
         kept[line] = True
@@ -158,6 +193,16 @@ class Mix(Layer):
         node.args = (x, *node.args[1:])
         return outputs.nonzero().view([-1 if axis == self.axis else 1 for axis in range(self.rank)])
 
+    def shared(self) -> tuple[Tensor, Tensor]:
+        """Which outputs, and the indices of the inputs, that any call of the layer needs."""
+        rules = self.together()
+        if not rules:
+            return torch.ones(len(self.reach), dtype=torch.bool), torch.arange(self.reach.shape[1])
+        wanted = [self.plan.wanted[rule.node].flatten() for rule in rules]
+        inputs = torch.stack([rule.read(mask) for rule, mask in zip(rules, wanted)]).any(0)
+        inputs[0] |= not inputs.any()
+        return torch.stack(wanted).any(0), inputs.nonzero().flatten()
+
     def add_borders(self, made: AddBorders) -> None:
         """Let the map be added to the layer's output, once no rule speaks of it any more."""
 
@@ -170,8 +215,18 @@ class Mix(Layer):
         self.plan.after.append(added)
 
 
+def _joint(own: Facts, rules: Sequence[Mix]) -> Facts:
+    """What is known of the inputs of all calls of a layer; live throughout where some call is not known."""
+    if not rules:
+        return Facts.of(own.dims, torch.ones_like(own.live), own.value)
+    lives, values = (torch.stack([getattr(rule.own, which) for rule in rules]) for which in ("live", "value"))
+    return Facts.of(own.dims, lives.any(0) | (values != values[:1]).any(0), values[0])
+
+
 class Grouped(Mix):
     """Convolution in groups, depthwise ones among them: groups leave, and the others keep as many channels each."""
+
+    shares = False
 
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         super().__init__(plan, node)
@@ -199,7 +254,7 @@ class Grouped(Mix):
         number = (torch.zeros_like(shift) if self.bordered else shift).sum(2).flatten()
         return self.channels(live.flatten(), number if self.bias is None else number + self.bias)
 
-    def read(self, wanted: Tensor, fill: bool = True) -> tuple[Tensor, Tensor]:
+    def read_of(self, wanted: Tensor, fill: bool = True) -> tuple[Tensor, Tensor]:
         """Which outputs and inputs of each group have to be there; with ``fill`` a group has some of both, or none."""
         outputs = wanted.view(self.groups, -1)
         read = (self.reach & outputs[..., None]).any(1)
@@ -213,13 +268,13 @@ class Grouped(Mix):
         return outputs, inputs
 
     def wants(self, wanted: Tensor) -> list[Tensor | None]:
-        _, inputs = self.read(wanted, fill=self.plan.prefer == "speed")  # any input fills a group that reads none
+        _, inputs = self.read_of(wanted, fill=self.plan.prefer == "speed")  # any input fills a group that reads none
         asked = self.plan.rounded(inputs).flatten()
         return [from_line(self.x, 1, asked & self.given.live if self.plan.prefer == "size" else asked)]
 
     def edit(self, wanted: Tensor) -> Tensor:
         plan, node = self.plan, self.node
-        outputs, inputs = self.read(wanted)
+        outputs, inputs = self.read_of(wanted)
         given, taken = rows(outputs), rows(inputs)
         x, line = plan.line(node, self.source, 1)
         where = {int(c): i for i, c in enumerate(line)}
@@ -258,6 +313,8 @@ class Norm(Layer):
     Instance norm takes μ and σ of each channel from its places, so that a constant one gives β.
     """
 
+    shares = True
+
     def __init__(self, plan: Plan, node: fx.Node) -> None:
         self.slopes, self.places = op_name(node) == "prelu", op_name(node) == "instance_norm"
         self.weights = (1,) if self.slopes else (1, 2) if self.places else (3, 4, 1, 2)
@@ -295,6 +352,10 @@ class Norm(Layer):
         facts, grid = plan.seen(self.source, self.given.dims, [] if self.single else self.given.axes(1))
         if self.single:
             return grid
+        if len(self.calls) > 1:  # the channels that any call wants; what this one has not are not read
+            target = product(from_line(facts, 1, self.shared()))
+            self.node.replace_input_with(self.source, plan.aligned(self.node, self.source, (facts, grid), target))
+            grid = target
         line = place(grid, facts, 1)
         if line is None:
             raise LeftAlone("its channels are laid out by other dimensions")
@@ -303,6 +364,14 @@ class Norm(Layer):
             if tensor is not None:
                 self.put(index, names[index], tensor[line])
         return grid
+
+    def shared(self) -> Tensor:
+        """The channels that any call of the norm wants."""
+        found = torch.zeros(shape(self.node)[1], dtype=torch.bool)
+        for rule in self.together():
+            mask = self.plan.wanted[rule.node]
+            found |= Facts(rule.given.dims, mask, mask.double() * 0).along(1).live
+        return found if self.together() else ~found
 
 
 class Embedding(Layer):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import UserError
 from ..files import write_atomic
-from ..looking import arguments, plain_eval
+from ..looking import arguments, plain_eval, quiet
 from ..masking import check_plain
 from .equality import difference, own_error, rounding
 from .int8 import quantized
@@ -97,7 +94,8 @@ def export_onnx(
     content = proto.SerializeToString()
     sizes = [[size.dim_param for size in given.type.tensor_type.shape.dim] for given in proto.graph.input]
     with plain_eval(model):
-        worst = compared(by_name(model, names), open_onnx(content), *lengths_of(inputs, sizes))
+        plain = by_name(model, names)
+        worst = compared(plain, open_onnx(content), *lengths_of(plain, inputs, sizes))
         close = worst <= max(TOLERANCE[dtype], rounding(model))
         if not close and not worst <= 4 * own_error(model, *split(inputs, names)):
             raise UserError(
@@ -163,7 +161,8 @@ def export_pt2(
         again = torch.export.load(io.BytesIO(buffer.getvalue())).module()
         nodes = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
         sizes = [["" if isinstance(size, int) else str(size) for size in node.meta["val"].shape] for node in nodes]
-        worst = compared(by_name(model, names), by_name(again, names), *lengths_of(inputs, sizes))
+        plain = by_name(model, names)
+        worst = compared(plain, by_name(again, names), *lengths_of(plain, inputs, sizes))
     if not worst <= TOLERANCE["float32"]:
         raise UserError(f"the exported program would differ by {worst:.1e} of the output's scale; not written.")
     write_atomic(path, buffer.getvalue())
@@ -196,24 +195,6 @@ def compared(model: Callable[..., Any], other: Callable[..., Any], *given: tuple
                 return float("inf")
             worst = max(worst, difference(expected, found))
     return worst
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages that are not installed, about itself and about its graphs."""
-    names = ("torch.onnx", "torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    nowhere = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels):
-                logger.setLevel(level)
 
 
 def _packages() -> tuple[Any, Any]:

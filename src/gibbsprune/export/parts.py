@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from .aten import attribute, op_name
+from .aten import attribute, drop_dead, op_name
 
 aten = torch.ops.aten
 LANES = 16  # channels that a CPU computes at once: the last few up to a multiple of it are free
@@ -148,7 +148,7 @@ def as_modules(module: fx.GraphModule) -> None:
                 setattr(layer, which, attribute(module, old))
         module.add_submodule(name, layer.to(_device(layer)).eval())
         node.op, node.target, node.args, node.kwargs = "call_module", name, (node.args[0],), {}
-    module.graph.eliminate_dead_code()
+    drop_dead(module.graph)
     module.recompile()
     module.delete_all_unused_submodules()
 

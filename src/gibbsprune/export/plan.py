@@ -60,6 +60,7 @@ class Plan:
         self.kept: dict[fx.Node, Tensor] = {}
         self.constants: dict[fx.Node, Tensor] = {}  # values that depend on no input
         self.after: list[Callable[[], None]] = []  # edits that replace one node by another
+        self.named: set[str] = set()  # weights that have been put in
         reads = [n for n in module.graph.nodes if n.op == "get_attr"]
         self.readers = Counter(id(attribute(module, n)) for n in reads for _ in n.users)
 
@@ -225,7 +226,7 @@ class Plan:
             args[index] = None
         else:
             like = attribute(self.module, old) if isinstance(old, fx.Node) and old.op == "get_attr" else None
-            target = str(old.target) if like is not None else name
+            target = str(old.target) if like is not None else self._free(name)
             kind = (
                 like.dtype if like is not None else self.constants[old].dtype if old in self.constants else self.dtype
             )
@@ -233,10 +234,18 @@ class Plan:
             if like is None or isinstance(like, nn.Parameter):
                 new = nn.Parameter(new, requires_grad=like is None or like.requires_grad)
             set_attribute(self.module, target, new)
+            self.named.add(target)
             with self.module.graph.inserting_before(user):
                 args[index] = self.module.graph.get_attr(target)
             self.constants[args[index]] = value
         user.args = tuple(args)
+
+    def _free(self, name: str) -> str:
+        """A name for a computed weight: that given, unless others have it, as where several are cut from one."""
+        names = dict(self.module.named_parameters(remove_duplicate=False))
+        while name in self.named or (name in names and self.readers[id(names[name])] > 1):
+            name += "_"
+        return name
 
 
 def set_attribute(module: nn.Module, name: str, value: Tensor) -> None:

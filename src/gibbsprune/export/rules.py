@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .aten import ACTIVATIONS, op_name, shape
+from .aten import ACTIVATIONS, RECURRENT, op_name, shape
 from .channels import LeftAlone
 from .joins import Concat, Pointwise, Sum
 from .layers import Embedding, Grouped, Mix, Norm, Rule
@@ -40,6 +40,8 @@ def rule_of(plan: Plan, node: fx.Node) -> Rule:
         return Along(plan, node, [], lambda v: v)
     if not name:
         raise LeftAlone("its values are not computed here")
+    if name in RECURRENT:
+        raise LeftAlone("its units change with time even where their weights are gone")
     alone = name.startswith("adaptive_max_pool") and all(user.args[1:] == (0,) for user in node.users)
     if not alone and not isinstance(node.meta.get("val"), Tensor):
         raise LeftAlone(f"there is no rule for {name}")

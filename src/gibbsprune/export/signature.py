@@ -58,12 +58,20 @@ def _tokens(x: Tensor) -> bool:
     return x.dim() == 2 and x.shape[1] > 1 and not x.is_floating_point()
 
 
-def lengths_of(inputs: tuple[Tensor, ...], sizes: Sequence[Sequence[str]]) -> list[tuple[Tensor, ...]]:
-    """The inputs, and where all lengths of tokens are free the same with one token less."""
+@torch.no_grad()
+def lengths_of(
+    model: Callable[..., Any], inputs: tuple[Tensor, ...], sizes: Sequence[Sequence[str]]
+) -> list[tuple[Tensor, ...]]:
+    """The inputs, and where all lengths of tokens are free the same with one token less, if the model takes that."""
     tokens = [_tokens(x) for x in inputs]
     if not any(tokens) or not all(size[1] for size, yes in zip(sizes, tokens) if yes):
         return [inputs]
-    return [inputs, tuple(x[:, :-1] if yes else x for x, yes in zip(inputs, tokens))]
+    shorter = tuple(x[:, :-1] if yes else x for x, yes in zip(inputs, tokens))
+    try:
+        model(*(x.clone() for x in shorter))
+    except Exception:  # columns of a table, of which the model's own code reads each
+        return [inputs]
+    return [inputs, shorter]
 
 
 def first_line(error: Exception) -> str:

@@ -38,6 +38,7 @@ ACTS: dict[str, Callable[[Arguments], Act]] = {
     ),
     "clamp_min": lambda a: Act("CLIP", float(a["min"]), math.inf),
     "leaky_relu": lambda a: Act("LEAKY", float(a["negative_slope"])),
+    "abs": lambda a: Act("LEAKY", -1.0),
     "sigmoid": lambda a: Act("SIGMOID"),
     "silu": lambda a: Act("SILU"),
     "tanh": lambda a: Act("TANH"),

@@ -214,8 +214,9 @@ def adaptive(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
 
 
 def mean(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
+    """A mean, a sum or a maximum over some axes."""
     x, given = a["self"], a.get("dim")
-    if given is None:
+    if not given:
         raise refused(a["node"], "over the batch")
     dims = sorted(d - 1 if d > 0 else d + len(x.shape) for d in given)
     if any(d < 0 for d in dims) or 0 in given:
@@ -225,8 +226,9 @@ def mean(net: Network, a: Arguments, shape: tuple[int, ...]) -> Value:
     size, count = math.prod(x.shape[d] for d in kept), math.prod(x.shape[d] for d in dims)
     rows = x if whole else net.viewed(net.turned(x, kept + dims), (size, 1, count))
     _, h, w = rows.planes
-    found = net.add(Pool([rows], Value((size, 1, 1)), [(0, h, 1, h)], [(0, w, 1, w)], True))
-    if op_name(a["node"]) == "sum":
+    name = op_name(a["node"])
+    found = net.add(Pool([rows], Value((size, 1, 1)), [(0, h, 1, h)], [(0, w, 1, w)], name != "amax"))
+    if name == "sum":
         found = net.add(times(found, float(count)))
     return net.viewed(found, shape)
 
@@ -302,6 +304,7 @@ RULES: dict[str, Callable[[Network, Arguments, tuple[int, ...]], Value]] = {
     "upsample_bicubic2d": resized,
     "mean": mean,
     "sum": mean,
+    "amax": mean,
     "softmax": softmax,
     "_softmax": softmax,
     "layer_norm": layer_norm,
