@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.demo
 
-.PHONY: setup demo test lint bench docs paper constraints clean
+.PHONY: setup demo test tests lint style types bench docs paper constraints clean
 
 setup: $(STAMP)
 
@@ -24,12 +24,20 @@ $(DEMO): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,export]'
 	touch $(DEMO)
 
-lint: setup
+lint: style types
+
+style: setup
 	$(BIN)/ruff check src paper tests benchmarks docs/hooks docs/img
 	$(BIN)/ruff format --check src paper tests benchmarks docs/hooks docs/img
+
+types: setup
 	$(BIN)/mypy
 
-test: lint
+# mypy has work for one processor for a minute: the tests begin beside it.
+test: style
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: setup
 	$(BIN)/pytest -n 2 --dist worksteal -rs
 
 docs: setup
