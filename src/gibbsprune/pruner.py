@@ -73,9 +73,8 @@ class GibbsPruner:
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
         gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper),
             "straight-through" or "law"; None for the first, with ``law="rising"`` the second.
-        survivors: what is left of a weight that is kept: "whole", as in the paper, "shrunk" by the threshold, so that
-            weights come and go at zero, or "rescaled": shrunk, and each layer then as strong as before; None for the
-            first, with ``law="rising"`` the second in networks with batch norms and the third in others.
+        survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole", as in the paper, "shrunk"
+            or "rescaled"; None for the first, with ``law="rising"`` what suits the network.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, attention heads, and for a budget of multiply-adds.
         sweeps: of a chain.
