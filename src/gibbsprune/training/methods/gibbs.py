@@ -62,6 +62,13 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
     return default
 
 
+def _survivors(spec: RunSpec) -> str:
+    """With the law ``rising`` what suits the network: ours have batch norms, others are looked at when made."""
+    if spec.recipe.law != "rising":
+        return "whole"
+    return "auto" if ":" in spec.model else "shrunk"
+
+
 def _fading(spec: RunSpec) -> float:
     """With the law ``rising`` in proportion to how many masked weights there are for each that is kept."""
     crowd = spec.sparsity / (1 - spec.sparsity)
@@ -86,7 +93,7 @@ class Gibbs(Method):
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             _by_law("gradient", "masked"), ""),
         "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
-                             _by_law("survivors", "whole"), ""),
+                             _survivors, ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
                                _by_law("temperature", "annealed"), "t."),
         "importance": Setting(choice(*SCORES), "gibbs: what takes the place of |w| in the law (magnitude)",
