@@ -33,7 +33,7 @@ style: setup
 types: setup
 	$(BIN)/mypy
 
-# mypy has work for one processor for a minute: the tests begin beside it.
+# mypy has work for one processor alone: the tests begin beside it.
 test: style
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
