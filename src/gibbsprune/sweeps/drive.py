@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from .. import data
 from ..errors import UserError, needed
 from ..files import Busy, clean, make_folder
 from ..text import clock
@@ -22,6 +21,7 @@ from .display import Display, make_display
 from .orders import Orders
 from .planner import Planned, Survey
 from .workers import Ended, Workers, workers_of
+from .workers.here import load
 
 POLL = 0.1  # seconds between two looks at what runs
 OLD = 3600.0  # seconds after which a temporary file is nobody's: others may be at work in the same folders
@@ -70,7 +70,7 @@ class Driver:
         """Every network on two images of its data: what cannot be trained is told before a folder is made."""
         specs = [*state.queue, *(spec for begun in state.begun.values() for spec in begun)]
         for (name, _), spec in {(spec.data, spec.model): spec for spec in specs}.items():
-            check_network(spec, data.load(name))
+            check_network(spec, load(name))
 
     def _make_folders(self) -> None:
         """For results and work; one that cannot be written is told now, not after the first fleet."""
