@@ -1,36 +1,40 @@
-"""Patterns beside single weights, and patterns drawn beside patterns chosen by magnitude: ResNet-20 on CIFAR-10.
+"""Patterns beside single weights, and three ways to them: ResNet-20 on CIFAR-10.
 
-    gibbsprune sweep run results/patterns.py --results results/patterns
+    gibbsprune sweep run results/patterns.py --results results/patterns --at-most 18
 
 2:4 at 50 %; 1:4, tiles of 1×4 and at most 3 of a kernel at 75 %; beside each of them single weights of the same
-sparsity. Every convolution but the first is pruned, which is every one with at least 4 input channels. By Gibbs
-pruning, by gradual magnitude pruning, and by the largest of each step with straight-through gradients (feedback), all
-with the recipe modern and 200 epochs, three seeds. The seeds come one after another, so that a sweep that is cut has
-whole comparisons; the dense network last.
+sparsity. Every convolution but the first is pruned, which is every one with at least 4 input channels. By drawn masks
+whose temperature falls, by the law `rising` (the largest of each step, shrunk, with straight-through gradients), and by
+gradual magnitude pruning, all with the recipe best, whose decay is theirs, too, cut to 60 epochs. The seeds come one
+after another, so that a sweep that is cut has whole comparisons; the dense network last.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from gibbsprune.training import RunSpec
-from gibbsprune.training.recipes import RECIPES
+from gibbsprune.training import RECIPES, RunSpec
+from gibbsprune.training.spec import scale_recipe
 
 PATTERNS = {"2:4": 0.5, "1:4": 0.75, "1x4": 0.75, "at-most-3": 0.75}
-METHODS = {"gibbs": {"units": "threshold"}, "gradual": {}, "feedback": {}}
-SEEDS = (0, 1, 2)
+METHODS: list[tuple[str, str, dict[str, Any]]] = [
+    ("gibbs", "annealed", {"units": "threshold"}),
+    ("gibbs", "rising", {}),
+    ("gradual", "annealed", {"until": 0.8}),
+]
+EPOCHS, SEEDS = 60, (0, 1, 2)
 
 
 def runs() -> Iterable[RunSpec]:
+    recipe = scale_recipe(RECIPES["best"], EPOCHS)
     cells = [*PATTERNS.items(), *(("weight", sparsity) for sparsity in sorted(set(PATTERNS.values())))]
     for seed in SEEDS:
-        for method, settings in METHODS.items():
+        for method, law, settings in METHODS:
+            how = recipe.replace(law=law)
             for structure, sparsity in cells:
-                yield run(method, seed, structure, sparsity, settings)
+                shared = {"allocation": "global"} if method == "gradual" and structure in ("weight", "1x4") else {}
+                yield RunSpec(
+                    "cifar10", "resnet20", method, structure, sparsity=sparsity, recipe=how, seed=seed,
+                    settings=settings | shared,
+                )  # fmt: skip
     for seed in SEEDS:
-        yield run("dense", seed)
-
-
-def run(
-    method: str, seed: int, structure: str = "weight", sparsity: float | None = None, settings: dict | None = None
-) -> RunSpec:
-    own = {} if sparsity is None else {"sparsity": sparsity, "settings": settings}
-    return RunSpec("cifar10", "resnet20", method, structure, recipe=RECIPES["modern"], seed=seed, **own)
+        yield RunSpec("cifar10", "resnet20", "dense", recipe=recipe, seed=seed)
