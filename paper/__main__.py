@@ -10,13 +10,13 @@ from pathlib import Path
 from gibbsprune.errors import UserError
 from gibbsprune.files import make_folder, write_atomic
 
-from . import cells, figures, groups, page, rivals, tables
+from . import cells, figures, groups, page, patterns, rivals, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes ``results.md`` with its figures, ``best.md`` and ``index.html``, and says which steps lack cells."""
+    """Writes ``results.md`` with its figures, the pages beside it and ``index.html``; says which steps lack cells."""
     parser = argparse.ArgumentParser("python -m paper", description=__doc__)
     parser.add_argument("results", nargs="?", type=Path, default=ROOT / "results" / "paper", help="raw results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where results.md and its figures go")
@@ -47,6 +47,8 @@ def write(folder: Path, docs: Path, out: Path) -> None:
     best = folder.parent / "best"
     if best.is_dir():
         write_atomic(docs / "best.md", rivals.text(groups.load(best), best, docs))
+    if (folder.parent / "patterns").is_dir() and (folder.parent / "energies").is_dir():
+        write_atomic(docs / "patterns.md", patterns.text(folder.parent, docs))
     page.write(out / "index.html", results)
     print(missing(results))
     print(f"The tables are in {docs / 'results.md'}; open {out / 'index.html'} in a browser.")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from gibbsprune.archives import read_arrays
 from gibbsprune.text import table
 from gibbsprune.training.spec import RunSpec
 
-from .chance import Chance, Claim, holm
 from .extras import link
 from .groups import Group, Results
-from .pairs import Paired, compare
+from .judged import Difference, Judge, told
 from .words import NETWORK, NOTHING, network, number, share
 
 #: What runs are called, the one that is compared with the others first: method, allocation, law.
@@ -31,16 +26,6 @@ LABELS = {
     ("dense", None, "rising"): "dense",
 }
 OURS = next(iter(LABELS.values()))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far the recipe ``best`` is ahead of a rival at one sparsity, by seeds and by images."""
-
-    rival: str
-    sparsity: float
-    claim: Claim
-    paired: Paired | None
 
 
 def label(spec: RunSpec) -> str:
@@ -62,7 +47,7 @@ def text(results: Results, folder: Path, page: Path) -> str:
     ]
     for kind in sorted(kinds):
         own = [group for group in results if _task(group.spec) == kind]
-        parts += [f"## {_title(*kind)}", _accuracies(own), *_judged(differences(own, folder), own)]
+        parts += [f"## {_title(*kind)}", _accuracies(own), *_judged(own, folder)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,49 +78,16 @@ def _order(name: str) -> tuple[int, str]:
 
 def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
     """The recipe ``best`` against every rival of the same sparsity."""
-    chance, labels = Chance(groups), _labels(folder)
+    judge = Judge(groups, folder)
     ours = {group.spec.sparsity: group for group in groups if label(group.spec) == OURS}
     found = []
     for group in sorted(groups, key=lambda one: (_order(label(one.spec)), one.spec.sparsity)):
         best = ours.get(group.spec.sparsity)
         if best is not None and best is not group:
-            paired = None if labels is None else compare(folder, best, group, labels)
-            found.append(Difference(label(group.spec), group.spec.sparsity, chance.claim(best, group), paired))
+            found.append(judge.difference((label(group.spec), share(group.spec.sparsity)), best, group))
     return found
 
 
-def _labels(folder: Path) -> np.ndarray | None:
-    file = folder.parent / "cifar10_labels.npz"
-    return read_arrays(file, file.name, ["classes"])["classes"] if file.exists() else None
-
-
-def _judged(found: Sequence[Difference], groups: Sequence[Group]) -> list[str]:
-    """The table of differences with their verdicts, and how they were reached."""
-    if not found:
-        return []
-    cut = holm(each.claim.p for each in found)
-    rows = [
-        [
-            each.rival, share(each.sparsity), f"{each.claim.difference:+.2f}", _chance(each.claim.p),
-            "" if each.paired is None else _chance(each.paired.p), _verdict(each.claim, cut),
-        ]
-        for each in found
-    ]  # fmt: skip
-    limit = Chance(groups).upper(groups[0].spec.structure)
-    how = (
-        "How far `best` is ahead, in points. *By seeds*: the chance of such a difference of means, with the upper 95 % "
-        f"limit of the deviation between seeds, {limit:.2f} points; the verdict is this one's, at 5 % with Holm's "
-        "correction for all rows. *By images*: the same trained networks in pairs of a seed, image by image (McNemar), "
-        "which knows nothing of other seeds."
-    )
-    head = ["against", "sparsity", "ahead by", "by seeds, p", "by images, p", ""]
-    return [how, table(head, rows, left=2)]
-
-
-def _chance(p: float) -> str:
-    return f"{p:.1g}" if p >= 1e-12 else "< 1e-12"
-
-
-def _verdict(claim: Claim, cut: float) -> str:
-    told = {1: "beyond chance", -1: "behind, beyond chance", 0: "not told apart"}[claim.sign(cut)]
-    return told + (", one seed" if claim.seeds == 1 else "")
+def _judged(groups: Sequence[Group], folder: Path) -> list[str]:
+    found = differences(groups, folder)
+    return told(found, ("against", "sparsity"), "`best`", groups) if found else []

@@ -25,7 +25,7 @@ def test_verdicts_follow_the_differences():
         for record in changed:
             record["accuracy"] += change
         found = rivals.differences(list(groups.Results([*ours, *changed])), BEST)
-        assert [each.rival for each in found] == ["RigL, ERK"]
+        assert [each.names for each in found] == [("RigL, ERK", "95 %")]
         assert found[0].claim.sign(found[0].claim.p) == sign
         assert (found[0].claim.difference > 0) == (sign > 0)
         assert found[0].paired is not None
