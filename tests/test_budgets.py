@@ -14,7 +14,7 @@ from torch import nn
 
 import gibbsprune as gp
 from gibbsprune import UserError, latency
-from gibbsprune.budgets import ALLOCATIONS, Budget, Share, erdos_renyi, sparsity_keeping
+from gibbsprune.budgets import ALLOCATIONS, Budget, Share, erdos_renyi, one_threshold, sparsity_keeping
 from gibbsprune.threshold import kept_count
 
 SHAPES = [(16, 16, 3, 3), (32, 16, 3, 3), (32, 32, 3, 3), (32, 16, 1, 1)]
@@ -51,6 +51,28 @@ def test_global_keeps_the_largest_weights_of_all_layers(target: float, seed: int
     cut = torch.cat(values).sort(descending=True).values[sum(keeps) - 1]
     if all(keep > 1 for keep in keeps):  # a layer that would be empty keeps one all the same
         assert keeps == [int((v >= cut).sum()) for v in values]
+
+
+@given(st.data())
+def test_one_threshold_is_that_of_the_sorted_neighbourhoods(data: st.DataObject) -> None:
+    """Layers of unlike sizes, costs and scales, with a floor, and with values that are exactly alike."""
+    layers, means = [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        count, size = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([1, 9, 144]))
+        layers.append(Share((count, size), count, size, size * data.draw(st.sampled_from([1, 1, 4, 64.0]))))
+        most, scale = data.draw(st.sampled_from([2, 10**6])), data.draw(st.sampled_from([1e-6, 1.0]))
+        values = data.draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
+        means.append(torch.tensor(values, dtype=torch.float32) * scale)
+    floor, removed = data.draw(st.sampled_from([0.0, 0.25])), data.draw(st.floats(0.001, 0.999))
+    least = [max(1, math.ceil(floor * layer.count)) for layer in layers]
+    assert one_threshold(layers, means, least, removed) == Budget(removed)._greedy(layers, means, least, removed)
+
+
+def test_one_threshold_of_a_layer_that_is_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, layers = squares(weights(2)), single()
+    whole = Budget(0.9).keeps(layers, values)
+    monkeypatch.setattr("gibbsprune.budgets.CHUNK", 1000)
+    assert Budget(0.9).keeps(layers, values) == whole
 
 
 def test_lamp_is_its_definition() -> None:

@@ -44,11 +44,12 @@ from .schedules import Schedule
 from .selection import Sparsity, targets
 from .site import Site, units_of
 from .structures import Structure
-from .threshold import kept_count
+from .threshold import CHUNK, kept_count
 from .weights import Layer
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
 MEASURES = ("weights", "macs", "latency")
+DIGITS = ((20, 11), (10, 10), (0, 10))  # where the digits of a float ≥ 0 begin, and how many bits they have
 TIMED = ("global", "lamp")  # what finds shares by adding up costs
 
 
@@ -129,6 +130,8 @@ class Budget:
                 self._rounded(kept_count(removed, layer.count) if shares is None else share * layer.count, layer, low)
                 for layer, share, low in zip(layers, shares or [0.0] * len(layers), least)
             ]
+        if self.allocation == "global" and self.round_to == 1 and all(layer.table is None for layer in layers):
+            return one_threshold(layers, means, least, removed)
         return self._greedy(layers, means, least, removed)
 
     def _rounded(self, keep: float, layer: Share, least: int) -> int:
@@ -168,6 +171,46 @@ class Budget:
             return descending * (layer.size / layer.cost)
         tail = np.cumsum(descending)  # Σ of those at least as large
         return np.divide(descending, tail, out=np.zeros_like(tail), where=tail > 0)
+
+
+def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Sequence[int], removed: float) -> list[int]:
+    """How many each layer keeps above one threshold on n·w̄²/c, without a sort, in bounded memory.
+
+    Floats ≥ 0 order as their bits, so that three histograms find those of the threshold, some digits at a time from the
+    top: everything is kept from the lowest digit on from which it fits, and the next histogram is of what has the digit
+    under it. What lies exactly on the threshold is kept layer by layer, as far as it fits.
+    """
+    costs, kept = np.array([layer.cost for layer in layers]), np.zeros(len(layers), np.int64)
+    counts = np.array([layer.count for layer in layers])
+    budget = (1 - removed) * float(costs @ counts) * (1 + 1e-12)
+    found = 0
+    for shift, width in DIGITS:
+        each = np.stack([_digits(mean, layer, shift, width, found) for mean, layer in zip(means, layers)])
+        upto = kept[:, None] + np.cumsum(each[:, ::-1], 1)[:, ::-1]  # (layers, digits): kept, if from this digit on
+        fits = costs @ np.maximum(upto, np.array(least)[:, None]) <= budget  # from some digit on
+        digit = len(fits) - 1 - int(fits.sum())  # the first that does not
+        if digit < 0:
+            return counts.tolist()
+        kept = upto[:, digit] - each[:, digit]
+        found = (found << width) | digit
+    keeps = np.maximum(kept, least)
+    for index, equal in enumerate(kept + each[:, digit] - keeps):
+        more = min(max(0, int(equal)), max(0, int((budget - costs @ keeps) // costs[index])))
+        keeps[index] += more
+        if more < equal:
+            break
+    return keeps.tolist()
+
+
+def _digits(mean: Tensor, layer: Share, shift: int, width: int, found: int) -> np.ndarray:
+    """A histogram of some digits of a layer's priorities, among those whose digits above are ``found``."""
+    total = np.zeros(1 << width, np.int64)
+    for part in mean.detach().split(CHUNK):
+        bits = (part * (layer.size / layer.cost)).float().view(torch.int32)
+        if (shift, width) != DIGITS[0]:
+            bits = bits[(bits >> (shift + width)) == found]
+        total += torch.bincount((bits >> shift) & ((1 << width) - 1), minlength=1 << width).cpu().numpy()
+    return total
 
 
 def erdos_renyi(layers: Sequence[Share], removed: float) -> list[float]:
