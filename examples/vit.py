@@ -21,15 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gibbsprune.training import RunSpec
-from gibbsprune.training.methods.gibbs import RISING
 from gibbsprune.training.recipes import recipe
 from gibbsprune.training.spec import scale_recipe
 
 RAMP: dict[str, Any] = {"allocation": "global", "until": 0.8}
-METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("gibbs", RISING),
-    ("gradual", RAMP),
-    ("gibbs", {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}),
+METHODS: list[tuple[str, str, dict[str, Any]]] = [
+    ("gibbs", "rising", {"fading": 0.0}),
+    ("gradual", "annealed", RAMP),
+    ("gibbs", "annealed", {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}),
 ]
 
 
@@ -111,5 +110,7 @@ def trainings(data: str, model: str, epochs: int) -> Iterator[RunSpec]:
     for seed in range(3):
         yield RunSpec(data, model, method="dense", recipe=how, seed=seed)
         for sparsity in (0.8, 0.9):
-            for method, settings in METHODS:
-                yield RunSpec(data, model, method, sparsity=sparsity, recipe=how, seed=seed, settings=settings)
+            for method, law, settings in METHODS:
+                yield RunSpec(
+                    data, model, method, sparsity=sparsity, recipe=how.replace(law=law), seed=seed, settings=settings
+                )

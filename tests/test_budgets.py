@@ -14,7 +14,8 @@ from torch import nn
 
 import gibbsprune as gp
 from gibbsprune import UserError, latency
-from gibbsprune.budgets import ALLOCATIONS, Budget, Share, erdos_renyi, one_threshold, sparsity_keeping
+from gibbsprune.budgets import ALLOCATIONS, Budget, sparsity_keeping
+from gibbsprune.shares import Share, erdos_renyi, one_threshold
 from gibbsprune.threshold import kept_count
 
 SHAPES = [(16, 16, 3, 3), (32, 16, 3, 3), (32, 32, 3, 3), (32, 16, 1, 1)]
@@ -71,7 +72,7 @@ def test_one_threshold_is_that_of_the_sorted_neighbourhoods(data: st.DataObject)
 def test_one_threshold_of_a_layer_that_is_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     values, layers = squares(weights(2)), single()
     whole = Budget(0.9).keeps(layers, values)
-    monkeypatch.setattr("gibbsprune.budgets.CHUNK", 1000)
+    monkeypatch.setattr("gibbsprune.shares.CHUNK", 1000)
     assert Budget(0.9).keeps(layers, values) == whole
 
 

@@ -51,6 +51,7 @@ ORDER = [
     "units",
     "selection",
     "latency",
+    "shares",
     "budgets",
     "rising",
     "drawing",

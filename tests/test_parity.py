@@ -50,7 +50,8 @@ RISES = {"fading": 0.0}
      ("weight", {**SHRUNK, "survivors": "rescaled"}),
      ("2:4", {"units": "threshold", "gradient": "straight-through", "survivors": "shrunk"}),
      ("weight", {"gradient": "law", "units": "threshold"}),
-     ("weight", RISES), ("kernel", RISES), ("2:4", RISES),
+     ("weight", {**SHRUNK, "gradient": "proportional"}),
+     ("weight", RISES), ("kernel", RISES), ("2:4", RISES), ("filter", RISES),
      ("weight", {"gradient": "masked", "units": "threshold", "importance": "taylor"}),
      ("kernel", {"gradient": "straight-through", "units": "threshold", "importance": "wanda"})],
 )  # fmt: skip

@@ -122,10 +122,11 @@ def test_filters_in_eights() -> None:
 
 @pytest.mark.parametrize("kind", ["square", "abs", "sign"])
 def test_gradients_beyond_the_mask(kind: str) -> None:
-    """Straight through: the gradient at the masked weights, for all. Law: g·x + g·w ∂P/∂w, by autograd through P."""
+    """Straight through: the gradient at the masked weights, for all; in proportion: as far as their output has weights
+    left. Law: g·x + g·w ∂P/∂w, by autograd through P."""
     x, y = data()
     grads: dict[str, Tensor] = {}
-    for gradient in ("masked", "straight-through", "law"):
+    for gradient in ("masked", "proportional", "straight-through", "law"):
         model = network(3)
         pruner = gp.GibbsPruner(
             model, 0.6, hamiltonian=gp.Linear(kind, relative=True), schedule=gp.ConstantSchedule(2.0), gradient=gradient
@@ -146,6 +147,9 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
             wanted = g * mask
         elif gradient == "straight-through":
             wanted = g
+        elif gradient == "proportional":
+            share = torch.stack([(row * kept).norm() / row.norm() for row, kept in zip(w, mask)])
+            wanted = g * mask + g * ~mask * share.view(-1, *[1] * (w.dim() - 1))
         else:
             leaf = w.double().clone().requires_grad_()
             q = float(gp.threshold(w, pruner._drawing.sites["2"].sparsity))
@@ -157,6 +161,25 @@ def test_gradients_beyond_the_mask(kind: str) -> None:
         torch.testing.assert_close(stored.grad, wanted, rtol=2e-4, atol=1e-7)
     if kind == "sign":
         assert torch.equal(grads["law"], grads["masked"])
+
+
+@pytest.mark.parametrize(("gradient", "least", "most"), [("straight-through", 30, math.inf), ("proportional", 0, 1e-6)])
+def test_an_output_of_which_nothing_is_left_is_not_torn_away_by_its_batch_norm(
+    gradient: str, least: float, most: float
+) -> None:
+    """A batch norm divides what is 0 by the root of its ε, and the gradient with it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3), nn.Flatten(), nn.LazyLinear(4)
+    )
+    x = torch.randn(16, 3, 8, 8)
+    model(x)
+    nn.init.constant_(model[1].bias, 0.1)
+    pruner = gp.GibbsPruner(model, 0.5, "filter", include=["0"], gradient=gradient, schedule=lambda epoch: math.inf)
+    F.cross_entropy(model(x), torch.randint(4, (16,))).backward()
+    rows = stored_weight(model[0]).grad.flatten(1).norm(dim=1)  # type: ignore[union-attr]
+    kept = pruner.masks["0"].mask.flatten(1).any(1)
+    assert least <= rows[~kept].mean() / rows[kept].mean() <= most
 
 
 @pytest.mark.parametrize(

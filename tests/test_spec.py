@@ -173,7 +173,9 @@ def test_names_tell_other_changes_apart():
 def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
     assert spec.how.target(spec) == rising.budget(0.95, epochs)
-    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == (rising.GRADIENT, "shrunk")
+    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("straight-through", "shrunk")
+    filters = spec.replace(structure="filter")
+    assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
     own = spec.replace(model="package:network")  # which may have no batch norm
     assert own.how.survivors(own) == "auto"
     assert spec.how.cold(spec)

@@ -314,8 +314,8 @@ def test_unknown_structure(bad):
         ),
         (
             lambda: gp.GibbsPruner(nn.Sequential(nn.Linear(8, 8)), None, "2:4", include="0", gradient="law"),
-            "gradient is 'law': allowed are 'masked', 'straight-through' with Linear('square', relative=True) and "
-            "groups of 4",
+            "gradient is 'law': allowed are 'masked', 'proportional', 'straight-through' with Linear('square', "
+            "relative=True) and groups of 4",
         ),
     ],
 )

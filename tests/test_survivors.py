@@ -1,10 +1,16 @@
 """What is left of survivors: the soft threshold, of single weights and of whole neighbourhoods."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gibbsprune as gp
+from gibbsprune.hamiltonians import as_hamiltonian
+from gibbsprune.site import Site
+from gibbsprune.structures import as_structure
 from gibbsprune.survivors import rescaled, shrunk_mask
 
 
@@ -43,3 +49,35 @@ def test_rescaled_survivors_keep_their_mean_magnitude_and_their_order(seed, spar
     torch.testing.assert_close(left / left.amax(1, keepdim=True), shrunk / shrunk.amax(1, keepdim=True))
     assert bool((rescaled(weight, torch.ones_like(weight)) == 1).all())
     assert bool((rescaled(weight, torch.zeros_like(weight)) == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("shape", "transposed", "groups"),
+    [
+        ((6, 4), False, 1),
+        ((6, 4, 3, 3), False, 1),
+        ((6, 2, 3), False, 2),
+        ((6, 4, 3, 3), True, 1),
+        ((6, 2, 3, 3), True, 2),
+    ],
+)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_how_much_of_its_strength_an_output_has_left(shape, transposed, groups, runs):
+    """‖w·x‖/‖w‖ over the weights that an output is made of, of one run or of several side by side."""
+    generator = torch.Generator().manual_seed(0)
+    kind = replace(as_structure("weight"), transposed=transposed, groups=groups)
+    site = Site(shape, kind, as_hamiltonian("square", kind), 0.5)
+    weights = torch.randn(runs, *shape, generator=generator)
+    left = torch.rand(runs, *shape, generator=generator) * (torch.rand(runs, *shape, generator=generator) > 0.5)
+    left[0].view(-1)[: left[0].numel() // 2] = 0
+    found = site.in_use(weights.flatten(0, 1), left.flatten(0, 1), runs).view_as(weights)
+    for weight, rest, shares in zip(weights, left, found):
+        for index in torch.cartesian_prod(*[torch.arange(n) for n in shape]).tolist():
+            mine = torch.zeros(shape, dtype=torch.bool)
+            if transposed:  # (inputs, outputs of a group, ...): an output reads the inputs of its group
+                each = shape[0] // groups
+                first = index[0] // each * each
+                mine[first : first + each, index[1]] = True
+            else:
+                mine[index[0]] = True
+            assert shares[tuple(index)] == pytest.approx((weight * rest)[mine].norm() / weight[mine].norm())

@@ -1,10 +1,11 @@
-"""Held-out search: how layers share a sparsity under the law `rising`: by one threshold, by LAMP, or equally.
+"""Held-out search: what masked weights may learn and how layers share a sparsity under the law `rising`, on CIFAR-10.
 
-    gibbsprune sweep run results/explore/shares.py --results results/explore/shares --work runs/explore
+    gibbsprune sweep run results/explore/shares.py --results results/explore/shares --work runs/explore --at-most 26
 
-With one threshold and much decay a layer may die at 98 % (decay.txt, which has the runs with one threshold), and layers
-of unlike scale are compared with each other; LAMP compares a weight with those of its own layer alone. Kernels and
-filters are beside the law with a temperature.
+On digits the gradient in proportion to what an output has left keeps weights alive where straight-through gradients
+let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well? LAMP, which compares
+a weight with those of its own layer alone, is beside it at 98 %; kernels and filters beside gradual pruning with one
+threshold and the law with a temperature.
 """
 
 from collections.abc import Iterable
@@ -16,23 +17,23 @@ from gibbsprune.training.spec import scale_recipe
 EPOCHS, SEEDS = 60, (0, 1)
 
 
-def run(sparsity: float, seed: int, structure: str = "weight", law: str = "rising", **settings: Any) -> RunSpec:
+def run(
+    sparsity: float, seed: int, structure: str = "weight", method: str = "gibbs", law: str = "rising", **settings: Any
+) -> RunSpec:
     short = scale_recipe(RECIPES["best"], EPOCHS).replace(law=law)
     return RunSpec(
-        "cifar10:heldout=5000", "resnet20", structure=structure, sparsity=sparsity, recipe=short, seed=seed,
+        "cifar10:heldout=5000", "resnet20", method, structure, sparsity=sparsity, recipe=short, seed=seed,
         settings=settings,
     )  # fmt: skip
 
 
 def runs() -> Iterable[RunSpec]:
-    for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
-        ways: list[dict[str, Any]] = [
-            {},
-            {"allocation": "lamp"},
-            {"allocation": "uniform"},
-            {"law": "annealed", "units": "threshold"},
-        ]
-        for way in ways:
-            yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)
+    calm = {"gradient": "proportional", "fading": 0.0}
     for sparsity in (0.98, 0.95, 0.9):
-        yield from (run(sparsity, seed, allocation="lamp") for seed in SEEDS)
+        ways: list[dict[str, Any]] = [{"gradient": "straight-through"}, calm]
+        for way in [*ways, calm | {"allocation": "lamp"}] if sparsity == 0.98 else ways:
+            yield from (run(sparsity, seed, **way) for seed in SEEDS)
+    for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
+        gradual = {"method": "gradual", "until": 0.8, "allocation": "global"}
+        for way in ({}, gradual, {"law": "annealed", "units": "threshold"}):
+            yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)

@@ -154,10 +154,18 @@ class Drawing:
             return
         if self.gradient == "straight-through":
             torch._foreach_copy_(places, [(~layer.mask).to(place.dtype) for layer, place in zip(layers, places)])
+        elif self.gradient == "proportional":
+            torch._foreach_copy_(places, [~self.masks[name].mask * self._in_use(name) for name in names])
         elif beta < math.inf:  # where P is 0 or 1 and nothing pulls
             torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
         else:
             torch._foreach_zero_(places)
+
+    def _in_use(self, name: str) -> Tensor:
+        """How much of the strength of its output each weight finds there."""
+        masked, weight = self.masks[name], whole(self.layers[name].stored)
+        left = masked.mask if masked.lost is None else masked.mask * (1 - masked.lost)
+        return self.sites[name].in_use(weight, left)
 
     def _lost(self, names: tuple[str, ...]) -> list[Tensor]:
         """The share of its value that every weight loses."""

@@ -5,6 +5,7 @@ For the gradient g at the masked weight w·x the mask is a constant unless the l
 
 ================  ==============================================================================================
 masked            g·x: a masked weight gets none that step (the paper)
+proportional      g·x + g·(1 − x)·‖w_o·x_o‖/‖w_o‖ with o the weight's output: as much as that has left of its strength
 straight-through  g: every stored weight gets it (dynamic pruning with feedback, Lin et al. 2020)
 law               g·x + g·w ∂P/∂w with P the probability of keeping: a weight whose presence lowers the loss grows
 ================  ==============================================================================================

@@ -71,8 +71,8 @@ class GibbsPruner:
         epochs: how long the training lasts, for the default schedule (200 as in the paper).
         law: "annealed", a temperature that falls, as in the paper, or "rising": none, and a sparsity of the network
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
-        gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper),
-            "straight-through" or "law"; None for the first, with ``law="rising"`` the second.
+        gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper; None),
+            "proportional", "straight-through" or "law"; with ``law="rising"`` None for what suits the structure.
         survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole", as in the paper, "shrunk"
             or "rescaled"; None for the first, with ``law="rising"`` what suits the network.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
@@ -115,8 +115,8 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
         if law == "rising":
-            schedule, gradient = rising.COLD, gradient or rising.GRADIENT
-            survivors = survivors or rising.survivors(model)
+            schedule, gradient = rising.COLD, gradient or rising.gradient(kind)
+            survivors = survivors or rising.survivors(model, kind)
         if self._rises_to is not None:
             sparsity = rising.budget(self._rises_to, epochs)
         gradient, survivors = gradient or "masked", survivors or "whole"

@@ -4,8 +4,9 @@ It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the 
 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
-  network without batch norms each layer is rescaled to be as strong as before;
-- the gradient of the pruned network is applied to every weight, masked or not.
+  network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
+- the gradient of the pruned network is applied to every weight, masked or not; of larger neighbourhoods to masked ones
+  in proportion to what their output has left.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from .checks import bad, check_one_of, check_whole
 from .hamiltonians import Hamiltonian
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
 from .selection import Sparsity
-from .structures import Structure
+from .structures import Block, Filter, Structure, Weight
 
-GRADIENT = "straight-through"
 COLD = ConstantSchedule(math.inf)
 
 
@@ -38,13 +38,30 @@ def budget(sparsity: float, epochs: int) -> Budget:
     return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
 
 
-def survivors(model: nn.Module) -> str:
+def gradient(structure: Structure) -> str:
+    """What reaches a masked weight: a batch norm would tear at an output of which nothing is left (docs/theory.md).
+
+    >>> from gibbsprune.structures import as_structure
+    >>> [gradient(as_structure(name)) for name in ("weight", "2:4", "filter")]
+    ['straight-through', 'straight-through', 'proportional']
+    """
+    fine = structure.limited or isinstance(structure, (Weight, Block))
+    return "straight-through" if fine else "proportional"
+
+
+def survivors(model: nn.Module, structure: Structure) -> str:
     """What the law leaves of them: a batch norm makes up for a layer that is shrunk, else the layer has to.
 
-    >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))), survivors(nn.Linear(2, 2))
+    >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), Weight()), survivors(nn.Linear(2, 2), Weight())
     ('shrunk', 'rescaled')
     """
-    return "shrunk" if any(isinstance(module, _BatchNorm) for module in model.modules()) else "rescaled"
+    normed = any(isinstance(module, _BatchNorm) for module in model.modules())
+    return normed_survivors(structure) if normed else "rescaled"
+
+
+def normed_survivors(structure: Structure) -> str:
+    """The same before batch norms: of a filter that is shrunk as a whole they would give everything back."""
+    return "whole" if isinstance(structure, Filter) else "shrunk"
 
 
 def check_law(

@@ -18,12 +18,12 @@ from .graphs import Graph
 from .hamiltonians import RELATIVE, Hamiltonian, Linear, Quadratic, as_hamiltonian
 from .limits import check_room
 from .samplers import resolve
-from .structures import Structure, given_sparsity
+from .structures import Filter, Structure, given_sparsity
 from .threshold import kept_count, mean_squares, position
 from .weights import Layer
 
 #: What reaches a masked weight (:mod:`gibbsprune.masking`).
-GRADIENTS = ("masked", "straight-through", "law")
+GRADIENTS = ("masked", "proportional", "straight-through", "law")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,23 @@ class Site:
     def unrows(self, rows: Tensor) -> Tensor:
         """The inverse of :meth:`rows`: (..., M, n) to (..., *shape)."""
         return self.structure.unrows(rows, self.cut).reshape(*rows.shape[:-2], *self.shape)
+
+    def in_use(self, weight: Tensor, left: Tensor, runs: int = 1) -> Tensor:
+        """‖w·x‖/‖w‖ of each output, at most 1, for all of its weights: how much of its strength a mask leaves.
+
+        Args:
+            weight: of one run, or of several side by side.
+            left: what is left of each weight, 0 where it is masked.
+            runs: how many.
+        """
+        kind, shape = self.structure, (runs * self.cut[0], *self.cut[1:])
+        outputs = Filter(transposed=kind.transposed, groups=kind.groups * (runs if kind.transposed else 1))
+        whole = outputs.rows(weight.detach().reshape(shape))
+        rest = outputs.rows((weight.detach() * left).reshape(shape))
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        strengths = [torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=exact) for rows in (rest, whole)]
+        share = (strengths[0] / strengths[1].clamp_min(torch.finfo(exact).tiny)).clamp_(max=1)
+        return outputs.unrows(share.expand_as(whole), shape).reshape(weight.shape)
 
     @property
     def pairing(self) -> Graph | None:
@@ -234,4 +251,4 @@ def check_gradient(gradient: str, sites: Iterable[Site]) -> None:
         alone = site.size == 1 and site.sampler == "independent" and not site.peers
         if gradient == "law" and not alone:
             kinds = f"{site.hamiltonian!r} and {site.structure.plural}"
-            raise bad("gradient", gradient, f"'masked', 'straight-through' with {kinds}")
+            raise bad("gradient", gradient, f"'masked', 'proportional', 'straight-through' with {kinds}")

@@ -14,6 +14,7 @@ from .. import rising
 from ..data.arrays import Arrays
 from ..importance import Score
 from ..masking import Masked, attach
+from ..structures import as_structure
 from ..weights import Layer, layer_named
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
@@ -43,7 +44,10 @@ class MaskedNetwork:
         self.scores: dict[tuple[str, str], Score] = {}  # by importance and layer, of all runs, where one wants it
         gradient = "masked" if all(s.how.gradient(s) == "masked" for s in specs) else "straight-through"
         asked = [spec.how.survivors(spec) for spec in specs]
-        self.survivors = [rising.survivors(model) if kind == "auto" else kind for kind, model in zip(asked, models)]
+        self.survivors = [
+            rising.survivors(model, as_structure(spec.structure)) if kind == "auto" else kind
+            for kind, model, spec in zip(asked, models, specs)
+        ]
         survivors = "whole" if set(self.survivors) == {"whole"} else "shrunk"
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             layer = self.layers[name] = layer_named(self.model, name)

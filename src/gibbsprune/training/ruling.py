@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
+from ..site import Site
 from ..survivors import rescaled
 from .fuse import share
 from .masked import MaskedNetwork
@@ -44,6 +46,7 @@ class Masks:
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
+        self.shared = self._sharing([k for k, kind in enumerate(gradients) if kind == "proportional"])
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
         self.shrunk = {k for k, kind in enumerate(left) if kind != "whole"}
@@ -51,6 +54,19 @@ class Masks:
         self.rescales = "rescaled" in left
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _sharing(self, runs: Sequence[int]) -> list[tuple[str, Site, Tensor]]:
+        """The layers of runs whose gradient is in proportion to what an output has left: with a site, of which runs."""
+        found: dict[tuple[Any, ...], tuple[str, Site, list[int]]] = {}
+        for name, k, site in self.network.sites:
+            if k in runs:
+                kind = name, site.cut, site.structure.transposed, site.structure.groups
+                found.setdefault(kind, (name, site, []))[2].append(k)
+        places = torch.arange(self.network.runs, device=self.device)[:, None]
+        return [
+            (name, site, torch.isin(places, torch.tensor(own, device=self.device)))
+            for name, site, own in found.values()
+        ]
 
     def set_levels(self, epoch: int) -> list[float]:
         """The runs' levels in an epoch, and whatever else of their rules follows it."""
@@ -103,8 +119,8 @@ class Masks:
             jobs.append(partial(rule.draw, [weights[i] for i in places], self.betas, self.streams, **going))
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
             torch._foreach_copy_([views[i] for i in places], drawn)
-        self._fill_gradients(weights)
         self.shrink(weights)
+        self._fill_gradients(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
@@ -120,6 +136,11 @@ class Masks:
         runs = self.network.runs
         for name, extra in self.network.extras.items():
             torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra.view(runs, -1))
+        for name, site, where in self.shared:
+            mask, extra, lost = self.network.masks[name], self.network.extras[name], self.network.lost.get(name)
+            left = mask if lost is None else mask * (1 - lost)
+            masked = ~mask * site.in_use(self.network.stored(name), left, runs)
+            extra.view(runs, -1).copy_(torch.where(where, masked.view(runs, -1), extra.view(runs, -1)))
         for rule, places in self.rules if self.pulled else ():
             if isinstance(rule, Law):
                 pulls = rule.pull([weights[i] for i in places], self.betas)

@@ -38,13 +38,11 @@ UNTIL = Setting(number(0, 1, above=True), "share of training after which a risin
                 lambda spec: 0.8, "u")  # fmt: skip
 ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (uniform)", lambda spec: "uniform", "")
 
-#: The settings of the law ``rising``; patterns as N:M, which have no sparsity that could rise, know the last three.
+#: The settings of the law ``rising``; patterns as N:M, which have no sparsity that could rise, know the last alone.
 RISING = {
     "ramp": "cubic",
     "until": RAMPED,
     "allocation": "global",
-    "gradient": rising.GRADIENT,
-    "survivors": "auto",
     "temperature": "zero",
 }
 
@@ -62,11 +60,15 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
     return default
 
 
+def _gradient(spec: RunSpec) -> str:
+    return rising.gradient(as_structure(spec.structure)) if spec.recipe.law == "rising" else "masked"
+
+
 def _survivors(spec: RunSpec) -> str:
     """With the law ``rising`` what suits the network: ours have batch norms, others are looked at when made."""
     if spec.recipe.law != "rising":
         return "whole"
-    return "auto" if ":" in spec.model else "shrunk"
+    return "auto" if ":" in spec.model else rising.normed_survivors(as_structure(spec.structure))
 
 
 def _fading(spec: RunSpec) -> float:
@@ -91,7 +93,7 @@ class Gibbs(Method):
         "units": Setting(choice("weights", "threshold"), "gibbs: what β is measured in (weights)",
                          lambda spec: "weights", "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
-                            _by_law("gradient", "masked"), ""),
+                            _gradient, ""),
         "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
                              _survivors, ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",

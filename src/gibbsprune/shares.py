@@ -1,0 +1,87 @@
+"""What a layer costs, and how much of a network's budget it gets: by one threshold, or by its shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .threshold import CHUNK
+
+DIGITS = ((20, 11), (10, 10), (0, 10))  # where the digits of a float ≥ 0 begin, and how many bits they have
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a budget knows of one layer: its shape, its M neighbourhoods of n weights, what each of them costs.
+
+    ``table`` is what 1, 2 … M of them cost together, where that is not a multiple of ``cost``, their mean.
+    """
+
+    shape: tuple[int, ...]
+    count: int
+    size: int
+    cost: float
+    table: tuple[float, ...] | None = None
+
+    def spent(self, keeps: np.ndarray) -> np.ndarray:
+        """What numbers of neighbourhoods cost together."""
+        return keeps * self.cost if self.table is None else np.asarray(self.table)[keeps - 1]
+
+
+def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Sequence[int], removed: float) -> list[int]:
+    """How many each layer keeps above one threshold on n·w̄²/c, without a sort, in bounded memory.
+
+    Floats ≥ 0 order as their bits, so that three histograms find those of the threshold, some digits at a time from the
+    top: everything is kept from the lowest digit on from which it fits, and the next histogram is of what has the digit
+    under it. What lies exactly on the threshold is kept layer by layer, as far as it fits.
+    """
+    costs, kept = np.array([layer.cost for layer in layers]), np.zeros(len(layers), np.int64)
+    counts = np.array([layer.count for layer in layers])
+    budget = (1 - removed) * float(costs @ counts) * (1 + 1e-12)
+    found = 0
+    for shift, width in DIGITS:
+        each = np.stack([_digits(mean, layer, shift, width, found) for mean, layer in zip(means, layers)])
+        upto = kept[:, None] + np.cumsum(each[:, ::-1], 1)[:, ::-1]  # (layers, digits): kept, if from this digit on
+        fits = costs @ np.maximum(upto, np.array(least)[:, None]) <= budget  # from some digit on
+        digit = len(fits) - 1 - int(fits.sum())  # the first that does not
+        if digit < 0:
+            return counts.tolist()
+        kept = upto[:, digit] - each[:, digit]
+        found = (found << width) | digit
+    keeps = np.maximum(kept, least)
+    for index, equal in enumerate(kept + each[:, digit] - keeps):
+        more = min(max(0, int(equal)), max(0, int((budget - costs @ keeps) // costs[index])))
+        keeps[index] += more
+        if more < equal:
+            break
+    return keeps.tolist()
+
+
+def _digits(mean: Tensor, layer: Share, shift: int, width: int, found: int) -> np.ndarray:
+    """A histogram of some digits of a layer's priorities, among those whose digits above are ``found``."""
+    total = np.zeros(1 << width, np.int64)
+    for part in mean.detach().split(CHUNK):
+        bits = (part * (layer.size / layer.cost)).float().view(torch.int32)
+        if (shift, width) != DIGITS[0]:
+            bits = bits[(bits >> (shift + width)) == found]
+        total += torch.bincount((bits >> shift) & ((1 << width) - 1), minlength=1 << width).cpu().numpy()
+    return total
+
+
+def erdos_renyi(layers: Sequence[Share], removed: float) -> list[float]:
+    """The share that each layer keeps, ε·(Σ dimensions)/(Π dimensions) with one ε, and 1 where that would exceed 1."""
+    raw = [sum(layer.shape) / math.prod(layer.shape) for layer in layers]
+    cost = [layer.count * layer.cost for layer in layers]
+    whole: set[int] = set()
+    while True:
+        left = (1 - removed) * sum(cost) - sum(cost[i] for i in whole)
+        scale = left / sum(raw[i] * cost[i] for i in range(len(layers)) if i not in whole)
+        over = {i for i in range(len(layers)) if i not in whole and scale * raw[i] > 1}
+        if not over:
+            return [1.0 if i in whole else scale * raw[i] for i in range(len(layers))]
+        whole |= over
