@@ -174,6 +174,8 @@ def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
     assert spec.how.target(spec) == rising.budget(0.95, epochs)
     assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("straight-through", "shrunk")
+    scarce = spec.replace(sparsity=0.99)
+    assert (scarce.how.gradient(scarce), scarce.how.survivors(scarce)) == ("proportional", "shrunk")
     filters = spec.replace(structure="filter")
     assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
     own = spec.replace(model="package:network")  # which may have no batch norm

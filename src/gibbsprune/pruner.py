@@ -115,7 +115,7 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
         if law == "rising":
-            schedule, gradient = rising.COLD, gradient or rising.gradient(kind)
+            schedule, gradient = rising.COLD, gradient or rising.gradient(kind, sparsity)
             survivors = survivors or rising.survivors(model, kind)
         if self._rises_to is not None:
             sparsity = rising.budget(self._rises_to, epochs)

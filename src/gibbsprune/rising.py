@@ -5,8 +5,8 @@ It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
   network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
-- the gradient of the pruned network is applied to every weight, masked or not; of larger neighbourhoods to masked ones
-  in proportion to what their output has left.
+- the gradient of the pruned network is applied to every weight, masked or not; of larger neighbourhoods,
+  and beyond 98 %, to masked ones in proportion to what their output has left.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .selection import Sparsity
 from .structures import Block, Filter, Structure, Weight
 
 COLD = ConstantSchedule(math.inf)
+MOST = 0.98  # up to which straight-through gradients did well; beyond it networks collapsed
 
 
 def budget(sparsity: float, epochs: int) -> Budget:
@@ -38,14 +39,16 @@ def budget(sparsity: float, epochs: int) -> Budget:
     return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
 
 
-def gradient(structure: Structure) -> str:
+def gradient(structure: Structure, sparsity: Sparsity | Schedule | Budget) -> str:
     """What reaches a masked weight: a batch norm would tear at an output of which nothing is left (docs/theory.md).
 
-    >>> from gibbsprune.structures import as_structure
-    >>> [gradient(as_structure(name)) for name in ("weight", "2:4", "filter")]
-    ['straight-through', 'straight-through', 'proportional']
+    >>> gradient(Weight(), 0.9), gradient(Weight(), 0.99), gradient(Filter(), 0.5)
+    ('straight-through', 'proportional', 'proportional')
     """
-    fine = structure.limited or isinstance(structure, (Weight, Block))
+    if isinstance(sparsity, (Schedule, Budget)):
+        sparsity = sparsity.target() if isinstance(sparsity, Budget) else sparsity(math.inf)
+    few = isinstance(sparsity, (int, float)) and sparsity > MOST
+    fine = structure.limited or (isinstance(structure, (Weight, Block)) and not few)
     return "straight-through" if fine else "proportional"
 
 

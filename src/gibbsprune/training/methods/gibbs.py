@@ -61,7 +61,7 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
 
 
 def _gradient(spec: RunSpec) -> str:
-    return rising.gradient(as_structure(spec.structure)) if spec.recipe.law == "rising" else "masked"
+    return rising.gradient(as_structure(spec.structure), spec.sparsity) if spec.recipe.law == "rising" else "masked"
 
 
 def _survivors(spec: RunSpec) -> str:
