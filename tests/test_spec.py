@@ -176,6 +176,8 @@ def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("straight-through", "shrunk")
     scarce = spec.replace(sparsity=0.99)
     assert (scarce.how.gradient(scarce), scarce.how.survivors(scarce)) == ("proportional", "shrunk")
+    tiles = [spec.replace(structure="4x4", sparsity=p) for p in (0.75, 0.9)]
+    assert [one.how.gradient(one) for one in tiles] == ["straight-through", "proportional"]
     filters = spec.replace(structure="filter")
     assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
     own = spec.replace(model="package:network")  # which may have no batch norm

@@ -6,7 +6,7 @@ It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the 
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
   network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
 - the gradient of the pruned network is applied to every weight, masked or not; of larger neighbourhoods,
-  and beyond 98 %, to masked ones in proportion to what their output has left.
+  and of few weights, to masked ones in proportion to what their output has left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .selection import Sparsity
 from .structures import Block, Filter, Structure, Weight
 
 COLD = ConstantSchedule(math.inf)
-MOST = 0.98  # up to which straight-through gradients did well; beyond it networks collapsed
+MOST: dict[type[Structure], float] = {Weight: 0.98, Block: 0.75}  # where straight-through gradients still did well
 
 
 def budget(sparsity: float, epochs: int) -> Budget:
@@ -47,9 +47,8 @@ def gradient(structure: Structure, sparsity: Sparsity | Schedule | Budget) -> st
     """
     if isinstance(sparsity, (Schedule, Budget)):
         sparsity = sparsity.target() if isinstance(sparsity, Budget) else sparsity(math.inf)
-    few = isinstance(sparsity, (int, float)) and sparsity > MOST
-    fine = structure.limited or (isinstance(structure, (Weight, Block)) and not few)
-    return "straight-through" if fine else "proportional"
+    most = 1.0 if structure.limited else MOST.get(type(structure), 0.0)
+    return "proportional" if isinstance(sparsity, (int, float)) and sparsity > most else "straight-through"
 
 
 def survivors(model: nn.Module, structure: Structure) -> str:
