@@ -236,6 +236,15 @@ def test_resuming_a_finished_run_changes_nothing(fleet, tmp_path, capsys):
     assert (tmp_path / "r" / "run.json").read_bytes() == before
 
 
+def test_resuming_a_finished_run_notices_weights_that_are_damaged(fleet, tmp_path):
+    run.start([SPEC, SPEC.replace(seed=3)], out="r")
+    assert len(run.resume("r").results) == 2
+    file = RunFolder.open("r").runs[1] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        run.resume("r")
+
+
 def test_two_processes_cannot_share_a_folder(fleet, tmp_path):
     fleet.on_step = stop_at(2)
     with pytest.raises(Interrupted):

@@ -24,7 +24,7 @@ from ..files import ReadError, WriteError
 from ..text import command as as_typed
 from . import checkpoint
 from .environment import describe_environment, fingerprint, resolve_device, suitable_threads
-from .finished import check_trust, identified, images_of
+from .finished import check_trust, identified, images_of, read_finished
 from .fleet import Fleet
 from .folder import RunFolder, fleet_name
 from .interrupt import Interrupt
@@ -137,6 +137,8 @@ def resume(
     shared: dict[str, Any] = {"runs": folder.record["runs"], "results": None, "state": None}
     with folder.held():
         if folder.finished():
+            for run in folder.runs:
+                read_finished(str(run))  # which refuses one that is not as it was written
             progress.note(f"{folder.path} is already finished")
             shared["results"] = folder.results()
             ranks.shared(shared)
