@@ -60,6 +60,8 @@ def told(found: Sequence[Difference], heads: Sequence[str], whose: str, groups: 
         "correction for all rows. *By images*: the same trained networks in pairs of a seed, image by image (McNemar), "
         "which knows nothing of other seeds."
     )
+    if apart := [f"`{group.spec.name(with_seed=False)}`" for group in groups if chance.stands_out(group)]:
+        how += f" Seeds of {' and '.join(apart)} differ by far more than the others' and are judged by their own limit."
     return [how, table([*heads, "ahead by", "by seeds, p", "by images, p", ""], rows, left=len(heads))]
 
 

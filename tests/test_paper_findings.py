@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fake_results
 from paper import cells, findings, groups, published, sentences
-from paper.chance import Chance, Claim, holm, upper_limit
+from paper.chance import Chance, Claim, holm, standing_out, upper_limit
 from paper.groups import Results
 
 record = fake_results.record
@@ -55,6 +55,28 @@ def test_the_deviation_is_pooled_by_structure_and_more_seeds_narrow_it():
     assert few.upper("weight") > 2 * chance.upper("weight"), "three seeds say little"
     assert few.upper("filter") == few.upper("weight"), "where a structure has none, that of all"
     assert Chance(some(SEEDS[0])).upper("weight") == math.inf, "one seed says nothing"
+
+
+def test_a_kind_that_collapses_does_not_hide_the_differences_of_the_others():
+    collapsed, ours, rival = (cells.run("resnet20", sparsity=p) for p in (0.97, 0.96, 0.95))
+    three = [
+        (spec.replace(seed=seed), value)
+        for spec, values in ((collapsed, (0.56, 0.55, 0.36)), (ours, (0.9, 0.902, 0.898)), (rival, (0.89,) * 3))
+        for seed, value in enumerate(values)
+    ]
+    results = some(*SEEDS, *three)
+    chance = Chance(results)
+    assert [group.spec for group in results if chance.stands_out(group)] == [collapsed]
+    assert 0.2 < chance.upper("weight") < 0.26
+    assert chance.claim(results.of(ours), results.of(rival)).p < 1e-4
+    assert chance.claim(results.of(ours), results.of(collapsed)).p > 0.05, "three seeds that differ so much say little"
+
+
+def test_kinds_of_one_deviation_seldom_stand_out():
+    """In at most 5 % of all samples, within five standard errors."""
+    samples = np.random.default_rng(1).normal(0, 0.3, (1000, 8, 3))
+    found = [standing_out({str(k): (2, float(kind.var(ddof=1))) for k, kind in enumerate(s)}) for s in samples]
+    assert 0.01 < np.mean([len(each) > 0 for each in found]) < 0.05 + 5 * math.sqrt(0.05 * 0.95 / 1000)
 
 
 def test_without_seeds_nothing_is_beyond_chance():
