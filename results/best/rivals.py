@@ -52,9 +52,15 @@ def runs() -> Iterable[RunSpec]:
             yield run("gibbs", sparsity, seed, structure=structure)
             yield run("gradual", sparsity, seed, structure=structure)
             yield run("gibbs", sparsity, seed, "modern", structure=structure)
-    for model, stretch in (("resnet20", 2), ("resnet56", 1), ("resnet56", 2), ("resnet20", 4), ("resnet56", 4)):
-        for sparsity in SPARSITIES:
-            yield run("gibbs", sparsity, model=model, stretch=stretch)
-            yield run("feedback", sparsity, model=model, stretch=stretch, allocation="global")
-            yield run("gradual", sparsity, model=model, stretch=stretch, **GRADUAL)
-        yield run("dense", model=model, stretch=stretch)
+    for seed in SEEDS:
+        yield from long("resnet56", 1, seed)
+    for model, stretch in (("resnet20", 2), ("resnet56", 2), ("resnet20", 4), ("resnet56", 4)):
+        yield from long(model, stretch)
+
+
+def long(model: str, stretch: int, seed: int = 0) -> Iterable[RunSpec]:
+    for sparsity in SPARSITIES:
+        yield run("gibbs", sparsity, seed, model=model, stretch=stretch)
+        yield run("feedback", sparsity, seed, model=model, stretch=stretch, allocation="global")
+        yield run("gradual", sparsity, seed, model=model, stretch=stretch, **GRADUAL)
+    yield run("dense", seed=seed, model=model, stretch=stretch)
