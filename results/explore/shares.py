@@ -3,9 +3,10 @@
     gibbsprune sweep run results/explore/shares.py --results results/explore/shares --work runs/explore --at-most 26
 
 On digits the gradient in proportion to what an output has left keeps weights alive where straight-through gradients
-let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well? LAMP, which compares
-a weight with those of its own layer alone, is beside it at 98 %; kernels and filters beside gradual pruning with one
-threshold and the law with a temperature.
+let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well, and does it bear the
+decay of 5e-4 with which those collapsed at 98 % (decay.txt)? LAMP, which compares a weight with those of its own layer
+alone, is beside it at 98 %; kernels and filters beside gradual pruning with one threshold and the law with a
+temperature.
 """
 
 from collections.abc import Iterable
@@ -18,9 +19,15 @@ EPOCHS, SEEDS = 60, (0, 1)
 
 
 def run(
-    sparsity: float, seed: int, structure: str = "weight", method: str = "gibbs", law: str = "rising", **settings: Any
+    sparsity: float,
+    seed: int,
+    structure: str = "weight",
+    method: str = "gibbs",
+    law: str = "rising",
+    decay: float = 3e-4,
+    **settings: Any,
 ) -> RunSpec:
-    short = scale_recipe(RECIPES["best"], EPOCHS).replace(law=law)
+    short = scale_recipe(RECIPES["best"], EPOCHS).replace(law=law, weight_decay=decay)
     return RunSpec(
         "cifar10:heldout=5000", "resnet20", method, structure, sparsity=sparsity, recipe=short, seed=seed,
         settings=settings,
@@ -30,7 +37,7 @@ def run(
 def runs() -> Iterable[RunSpec]:
     calm = {"gradient": "proportional", "fading": 0.0}
     for sparsity in (0.98, 0.95, 0.9):
-        ways: list[dict[str, Any]] = [{"gradient": "straight-through"}, calm]
+        ways: list[dict[str, Any]] = [{"gradient": "straight-through"}, calm, calm | {"decay": 5e-4}]
         for way in [*ways, calm | {"allocation": "lamp"}] if sparsity == 0.98 else ways:
             yield from (run(sparsity, seed, **way) for seed in SEEDS)
     for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
