@@ -19,6 +19,7 @@ LABELS = {
     ("gradual", "global", "rising"): "gradual, one threshold",
     ("gradual", "uniform", "rising"): "gradual, layer by layer",
     ("feedback", "global", "rising"): "feedback, one threshold",
+    ("feedback", "global", "annealed"): "feedback, one threshold, recipe `modern`",
     ("rigl", "erk", "rising"): "RigL, ERK",
     ("gibbs", "uniform", "annealed"): "Gibbs pruning as published, recipe `modern`",
     ("gradual", "uniform", "annealed"): "gradual, layer by layer, recipe `modern`",
