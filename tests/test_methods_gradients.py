@@ -140,6 +140,7 @@ def test_names_tell_the_settings_and_defaults_stay_as_they_were():
     [
         (lambda: spec(units="miles"), "units is 'miles': allowed are 'weights', 'threshold'"),
         (lambda: spec(allocation="best"), "allocation is 'best'"),
+        (lambda: spec(allocation="global", floor=0.5), "floor is 0.5: allowed are numbers up to 0.1"),
         (lambda: RunSpec(hamiltonian="binary", settings={"units": "threshold"}), "units is 'threshold'"),
     ],
 )

@@ -112,6 +112,7 @@ class Gibbs(Method):
         if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
             raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
         check_allocation(spec)
+        self.target(spec)  # refuses a floor that leaves more than is asked for
         check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
