@@ -44,8 +44,8 @@ from .schedules import Schedule
 from .selection import Sparsity, targets
 from .shares import Share, erdos_renyi, one_threshold
 from .site import Site, units_of
-from .structures import Structure
-from .threshold import kept_count
+from .structures import Filter, Structure
+from .threshold import kept_count, mean_squares
 from .weights import Layer
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
@@ -195,6 +195,14 @@ class Targets:
         keeps = given.keeps(list(self.shares.values()), means(), epoch)
         found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
         return found | {name: found[first] for name, first in self.tied.items()}
+
+    def means(self, layers: Mapping[str, Layer], structure: Structure) -> list[Tensor]:
+        """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
+        rows: dict[str, list[Tensor]] = {}
+        for name, layer in layers.items():
+            rows.setdefault(self.tied.get(name, name), []).append(layer.rows(structure))
+        joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self.shares]
+        return [mean_squares(part, Filter()) for part in joint]
 
 
 def site_shares(sites: Mapping[str, Site]) -> dict[str, Share]:

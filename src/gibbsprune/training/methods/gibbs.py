@@ -15,7 +15,7 @@ import torch
 
 from ... import rising
 from ...budgets import ALLOCATIONS, Budget
-from ...checks import bad, choice, number, whole
+from ...checks import bad, choice, number, or_word, whole
 from ...energies import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from ...importance import KINDS as SCORES
@@ -46,6 +46,7 @@ RISING = {
     "temperature": "zero",
 }
 
+ACTIVE = "active"  # in place of a decay of masked weights: only the others have one
 CROWDED = 2e-5  # its decay of masked weights, for each of them that a kept one has beside it
 
 
@@ -103,7 +104,9 @@ class Gibbs(Method):
         "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
                          lambda spec: "cold", ""),
         "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
-        "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", _fading, "f"),
+        "fading": Setting(or_word(number(0), ACTIVE),
+                          "gibbs: decay of masked weights beyond the recipe's, or 'active': they have none (0)",
+                          _fading, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
@@ -141,8 +144,8 @@ class Gibbs(Method):
     def importance(self, spec: RunSpec) -> str:
         return str(spec.setting("importance"))
 
-    def fading(self, spec: RunSpec) -> float:
-        return float(spec.setting("fading"))
+    def fading(self, spec: RunSpec) -> float | None:
+        return None if spec.setting("fading") == ACTIVE else float(spec.setting("fading"))
 
 
 def shares_nothing(spec: RunSpec) -> bool:
