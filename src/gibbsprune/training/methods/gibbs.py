@@ -61,6 +61,11 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
     return default
 
 
+def _units(spec: RunSpec) -> str:
+    """The paper's, but for networks of which nothing is known, whose weights may be of any size."""
+    return "threshold" if spec.recipe.name == "plain" and spec.hamiltonian != "binary" else "weights"
+
+
 def _gradient(spec: RunSpec) -> str:
     return rising.gradient(as_structure(spec.structure), spec.sparsity) if spec.recipe.law == "rising" else "masked"
 
@@ -91,8 +96,8 @@ class Gibbs(Method):
         "allocation": dataclasses.replace(ALLOCATION, default=_by_law("allocation", "uniform")),
         "floor": Setting(number(0, 1), "gibbs: where layers share a sparsity, the least share of each that stays (0)",
                          lambda spec: 0.0, "l"),
-        "units": Setting(choice("weights", "threshold"), "gibbs: what β is measured in (weights)",
-                         lambda spec: "weights", "in."),
+        "units": Setting(choice("weights", "threshold"),
+                         "gibbs: what β is measured in (weights; of one's own data threshold)", _units, "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             _gradient, ""),
         "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
