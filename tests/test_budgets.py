@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import nn
 
 import gibbsprune as gp
 from gibbsprune import UserError, latency
-from gibbsprune.budgets import ALLOCATIONS, Budget, sparsity_keeping
+from gibbsprune.budgets import ALLOCATIONS, Budget, places, sparsity_keeping
+from gibbsprune.schedules import CubicSchedule
 from gibbsprune.shares import Share, erdos_renyi, one_threshold
 from gibbsprune.threshold import kept_count
 
@@ -128,8 +130,39 @@ def test_floors_and_multiples(allocation: str) -> None:
     keeps = Budget(0.75, allocation=allocation, round_to=8).keeps(layers, means)
     assert all(keep % 8 == 0 or keep == layer.count for keep, layer in zip(keeps, layers))
     assert min(keeps) >= 8
-    floored = Budget(0.95, allocation=allocation, floor=0.25).keeps(layers, means)
-    assert all(keep >= 0.25 * layer.count for keep, layer in zip(floored, layers))
+    budget = Budget(0.75, allocation=allocation, floor=0.2)
+    floored = budget.keeps(layers, means)
+    assert all(keep >= 0.2 * layer.count for keep, layer in zip(floored, layers))
+    assert keeps_to(budget, layers, floored)
+
+
+def test_floors_of_an_erdos_renyi_graph_are_paid_for_by_the_other_layers() -> None:
+    layers, values = single(), squares(weights(1))
+    plain, floored = (Budget(0.8, allocation="erk", floor=floor).keeps(layers, values) for floor in (0.0, 0.18))
+    low = [keep < 0.18 * layer.count for keep, layer in zip(plain, layers)]
+    assert any(low)
+    assert not all(low)
+    for was, keep, layer, lifted in zip(plain, floored, layers, low):
+        assert (keep == math.ceil(0.18 * layer.count)) if lifted else (keep < was or was == layer.count)
+    assert sum(floored) == pytest.approx(sum(plain), abs=len(layers))
+
+
+def keeps_to(budget: Budget, layers: Sequence[Share], keeps: Sequence[int]) -> bool:
+    """Whether no more is kept than asked for, up to one neighbourhood of each layer."""
+    costs = [layer.cost for layer in layers]
+    kept, total = (sum(n * c for n, c in zip(ns, costs)) for ns in (keeps, [layer.count for layer in layers]))
+    return kept <= (1 - budget.target()) * total + sum(costs)
+
+
+def test_multiply_adds_of_an_attention_whose_last_layer_is_not_called() -> None:
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    model = nn.Sequential(model, nn.Linear(16, 4))
+    pruner = gp.GibbsPruner(model, Budget(macs=0.5, allocation="uniform"), example_inputs=torch.zeros(2, 5, 16))
+    uses = places(model, pruner.layers, torch.zeros(2, 5, 16))
+    assert set(uses.values()) == {5.0}
+    assert any(name.endswith("out_proj") for name in uses)
 
 
 def test_time_is_spared_where_filters_cost_it() -> None:
@@ -196,7 +229,11 @@ def test_a_budget_that_rises() -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Budget(1.0), "sparsity is 1.0"),
+        (lambda: Budget(1.0), "weights is 1.0"),
+        (lambda: Budget(macs=-1), "macs is -1: allowed are numbers from 0"),
+        (lambda: Budget(lambda epoch: 0.5), "weights is .*, and schedules"),
+        (lambda: Budget(CubicSchedule), "weights is .*, and schedules"),
+        (lambda: Budget(0.9, floor=0.25), "floor is 0.25: allowed are numbers up to 0.1 where 0.9"),
         (lambda: Budget(0.9, macs=0.5), "macs is 0.5"),
         (lambda: Budget(0.9, allocation="best"), "allocation is 'best'"),
         (lambda: Budget(0.9, floor=1.5), "floor is 1.5"),

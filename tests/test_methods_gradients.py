@@ -106,6 +106,18 @@ def test_masked_weights_live_with_feedback_and_fade_where_asked(digits):
     assert sizes[2] < 0.5 * sizes[1]
 
 
+def test_only_active_weights_decay_where_asked(digits):
+    fleet = Fleet([spec(fading=fading) for fading in ("active", 0.0, 1.0)], digits)
+    fleet.train_epoch()
+    (engine,) = fleet.engines
+    for name, masks in engine.network.masks.items():
+        decay = engine.optimizer.decay_of(engine.network.stored(name)).view(3, -1)
+        masks = masks.view(3, -1)
+        assert 0 < int(masks[0].sum()) < masks[0].numel()
+        plain = torch.full_like(decay[0], RECIPE.weight_decay)
+        assert torch.equal(decay, torch.stack([plain * masks[0], plain, plain + ~masks[2]])), name
+
+
 def test_what_is_written_of_shrunk_survivors_is_what_was_tested(digits):
     fleet = Fleet([KINDS[-1], spec("gradual")], digits)
     for _ in range(4):
@@ -139,7 +151,9 @@ def test_names_tell_the_settings_and_defaults_stay_as_they_were():
     ("made", "told"),
     [
         (lambda: spec(units="miles"), "units is 'miles': allowed are 'weights', 'threshold'"),
+        (lambda: spec(fading="masked"), "fading is 'masked': allowed are numbers from 0, and 'active'"),
         (lambda: spec(allocation="best"), "allocation is 'best'"),
+        (lambda: spec(allocation="global", floor=0.5), "floor is 0.5: allowed are numbers up to 0.1"),
         (lambda: RunSpec(hamiltonian="binary", settings={"units": "threshold"}), "units is 'threshold'"),
     ],
 )

@@ -582,6 +582,7 @@ def test_a_finalized_model_can_be_pruned_again():
     ("arguments", "sentence"),
     [
         ({"sparsity": 1.0}, "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),
+        ({"sparsity": complex}, "sparsity is <class 'complex'>: allowed are numbers from 0 up to but not 1"),
         ({"sparsity": {"3": 0.5, "9": 0.5}}, "sparsity names layer '9', which is not pruned: there are 3, 6"),
         (
             {"sparsity": {"3": 0.5}},

@@ -298,6 +298,51 @@ def test_the_rising_law_learns_how_long_training_lasts_when_it_begins() -> None:
     assert annealed.schedule == gp.GibbsPruner(network(), 0.9, epochs=12).schedule
 
 
+@pytest.mark.parametrize("masked", [0.0, 0.5])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_masked_weights_have_a_decay_of_their_own(kind: type[torch.optim.Optimizer], masked: float) -> None:
+    """As that of an optimiser which is told the decay of every single weight."""
+    rate, own, steps = 0.01, 0.2, 3
+    model = network()
+    pruner = gp.GibbsPruner(model, 0.5, gradient="straight-through")
+    other, twin = copy.deepcopy((model, pruner))  # whose decay is done by hand
+    optimizer = kind(model.parameters(), lr=rate, weight_decay=own)
+    by_hand = kind(other.parameters(), lr=rate, weight_decay=0.0)
+    pruner.set_decay(optimizer, masked=1.0)
+    pruner.set_decay(optimizer, masked=masked)  # in the place of the one before
+    for step in range(steps):
+        x, y = data(step)
+        for one, trained in ((model, optimizer), (other, by_hand)):
+            trained.zero_grad()
+            F.cross_entropy(one(x), y).backward()
+        masks = {id(stored_weight(layer.module)): twin.masks[name].mask for name, layer in twin.layers.items()}
+        with torch.no_grad():
+            for p in other.parameters():
+                decay = torch.where(masks[id(p)], own, masked) if id(p) in masks else torch.tensor(own)
+                p.mul_(1 - rate * decay) if kind is torch.optim.AdamW else p.grad.add_(decay * p)
+        optimizer.step()
+        by_hand.step()
+        for one, theirs in zip(model.parameters(), other.parameters()):
+            torch.testing.assert_close(one, theirs, rtol=1e-4, atol=1e-6)
+        pruner.step()
+        twin.step()
+    pruner.finalize()
+    optimizer.step()  # as any
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "masked", "told"),
+    [(torch.optim.SGD, -1, "masked is -1: allowed are numbers from 0"), (torch.optim.SGD, "x", "masked is 'x'"),
+     (torch.optim.LBFGS, 0.0, "optimizer is 'LBFGS': allowed are those that train the pruned layers"),
+     (lambda parameters: None, 0.0, "optimizer is None: allowed are optimisers of torch")],
+)  # fmt: skip
+def test_a_decay_that_cannot_be_is_refused(optimizer: object, masked: object, told: str) -> None:
+    model = network()
+    pruner = gp.GibbsPruner(model, 0.5)
+    with pytest.raises(gp.UserError, match=told):
+        pruner.set_decay(optimizer(model.parameters()), masked)  # type: ignore[operator, arg-type]
+
+
 @pytest.mark.parametrize(
     "given",
     [{"law": "falling"}, {"law": "rising", "hamiltonian": "square"}, {"law": "rising", "schedule": lambda epoch: 1.0},

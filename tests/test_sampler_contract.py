@@ -6,6 +6,7 @@ noticed. A single comparison fails where its p-value is under ALPHA = 1e-10. The
 in this file, so that all of them together raise a false alarm with probability under 5e-7 (and seeds are fixed).
 """
 
+import copy
 import itertools
 import math
 from decimal import Decimal, localcontext
@@ -270,6 +271,49 @@ def test_relative_laws_against_enumeration_at_any_scale_of_the_weights(kind, str
             drawn = gp.sample(weight, hamiltonian, structure, 0.45, beta, draws=DRAWS, generator=seeded(22))
             counts = np.bincount(codes(drawn), minlength=len(masks))
             check_counts(counts, gibbs(by_hand, beta), f"relative {kind} {structure} scale {scale} beta {beta}")
+
+
+# Of 9 weights none lies on the threshold at any of these epochs: p(M − 1) is never whole.
+RISING = {
+    "constant": gp.ConstantSchedule(0.45),
+    "linear": gp.LinearSchedule(0.0, 0.7, 4),
+    "cubic": gp.CubicSchedule(0.0, 0.7, 4),
+    "stretched": gp.CubicSchedule(0.0, 0.7, 2, stretch=2),
+    "joined": gp.Join((gp.ConstantSchedule(0.2), gp.LinearSchedule(0.2, 0.7, 2)), (2,)),
+}
+
+
+@pytest.mark.parametrize("rises", RISING)
+@pytest.mark.parametrize("law", ["relative", "paper"])
+def test_the_law_of_every_epoch_while_the_sparsity_rises(rises, law):
+    """The pruner draws from the law at p(n) and β(n). Its limits: at a constant p the paper's law; at β = ∞ the mask of
+    the largest weights, which is gradual pruning's; at p = 0 everything is kept."""
+    schedule = RISING[rises]
+    weight = torch.randn(1, 9, generator=seeded(31), dtype=torch.float64)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 1, bias=False, dtype=torch.float64))
+    model[0].weight.data.copy_(weight)
+    cold = gp.GibbsPruner(copy.deepcopy(model), schedule, schedule=lambda epoch: math.inf, include="0")
+    beta = gp.LogSchedule(0.5, 8.0, 4)
+    hamiltonian = gp.Linear("square", relative=law == "relative")
+    pruner = gp.GibbsPruner(model, schedule, "weight", hamiltonian, beta, include="0")
+    for epoch in (0, 1, 3):
+        pruner.set_epoch(epoch)
+        cold.set_epoch(epoch)
+        p = schedule(epoch)
+        keep = 9 if p == 0 else 8 - math.floor(p * 8)
+        largest = weight.abs().flatten().argsort(descending=True)[:keep]
+        assert set(cold.masks["0"].mask.flatten().nonzero().flatten().tolist()) == set(largest.tolist())
+        drawn = []
+        for _ in range(1000):
+            pruner.step()
+            drawn.append(pruner.masks["0"].mask.clone())
+        if p == 0:
+            assert all(bool(mask.all()) for mask in drawn)
+            continue
+        by_hand = energies_by_hand("square", weight, "weight", p, 0.0)
+        unit = np.quantile(weight.numpy().ravel() ** 2, p) if law == "relative" else 1.0
+        counts = np.bincount(codes(torch.stack(drawn)), minlength=len(by_hand))
+        check_counts(counts, gibbs(by_hand / unit, beta(epoch)), f"{rises} {law} epoch {epoch}")
 
 
 def test_filters_of_a_transposed_convolution():

@@ -6,8 +6,9 @@ import pytest
 
 from gibbsprune import rising
 from gibbsprune.errors import UserError
-from gibbsprune.hamiltonians import HAMILTONIANS, possible
+from gibbsprune.hamiltonians import HAMILTONIANS, as_hamiltonian, possible
 from gibbsprune.structures import ALLOWED, EXAMPLES, as_structure
+from gibbsprune.training.methods import gibbs
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec, scale_recipe
 
@@ -27,6 +28,18 @@ def test_default_recipe_follows_the_data():
     assert own.images == "as they are, neither shifted nor flipped"
     assert RECIPES["paper"].images == "shifted by up to 3 pixels and flipped at random"
     assert RECIPES["digits"].images == "shifted by up to 1 pixels at random"
+
+
+@pytest.mark.parametrize("structure", ["weight", "filter"])
+def test_nobody_chooses_a_beta_for_data_of_ones_own(structure):
+    """Their networks are of any kind, and the paper's range of β suits the weights of few."""
+    spec = RunSpec(data="mine.npz", model="mine:make", structure=structure)
+    assert gibbs.hamiltonian(spec) == as_hamiltonian(None, as_structure(structure))
+    assert gibbs.schedule(spec, [100]) == gibbs.hamiltonian(spec).annealing(spec.epochs, [100])
+    assert RunSpec.from_dict(spec.as_dict()) == spec
+    assert "in." not in spec.name()
+    assert RunSpec(data="mine.npz", structure=structure, hamiltonian="binary").setting("units") == "weights"
+    assert RunSpec(data="mine.npz", structure=structure, recipe=RECIPES["paper"]).setting("units") == "weights"
 
 
 @pytest.mark.parametrize("structure", EXAMPLES)

@@ -44,8 +44,8 @@ from .schedules import Schedule
 from .selection import Sparsity, targets
 from .shares import Share, erdos_renyi, one_threshold
 from .site import Site, units_of
-from .structures import Structure
-from .threshold import kept_count
+from .structures import Filter, Structure
+from .threshold import kept_count, mean_squares
 from .weights import Layer
 
 ALLOCATIONS = ("uniform", "global", "lamp", "erk")
@@ -61,7 +61,8 @@ class Budget:
         weights: the fraction of their weights that is removed, or a schedule of it; 0.9 unless another one is given.
         macs: instead, the fraction of their multiply-adds, or a schedule of it.
         allocation: "uniform", "global", "lamp" or "erk"; with ``latency`` "global" or "lamp".
-        floor: the least share of a layer's neighbourhoods that stays; at least one always does.
+        floor: the least share of a layer's neighbourhoods that stays, at most what the budget leaves of all; at least
+            one always does.
         round_to: kept neighbourhoods of a layer are a multiple of this (filters in eights, as hardware likes them).
         latency: instead of weights, and with filters, the fraction of the time that they take, or a schedule of it. It
             is measured when the pruner is made, where the network and its example inputs are: never the same twice.
@@ -82,11 +83,16 @@ class Budget:
         if len(given) > 1:
             (first, one), (name, value) = list(given.items())[:2]
             raise bad(name, value, f"None beside {first}={one!r}: a budget has one measure")
-        check_sparsity(self.target())
+        name, value = next(iter(given.items()), ("weights", 0.9))
+        if callable(value) and not isinstance(value, Schedule):
+            raise bad(name, value, "numbers from 0 up to but not 1, and schedules")
+        check_sparsity(self.target(), name)
         check_one_of("allocation", self.allocation, ALLOCATIONS)
         if self.latency is not None and self.allocation not in TIMED:
             raise bad("allocation", self.allocation, f"{listed(TIMED)} with a budget of latency")
         check_number("floor", self.floor, number(0, 1))
+        if self.latency is None and self.floor > (most := 1 - self.target()) + 1e-9:
+            raise bad("floor", self.floor, f"numbers up to {most:.3g} where {self.target():g} of all is removed")
         check_whole("round_to", self.round_to)
 
     def target(self, epoch: float = math.inf) -> float:
@@ -107,7 +113,7 @@ class Budget:
         if removed == 0:
             return [layer.count for layer in layers]
         if self.allocation in ("uniform", "erk"):
-            shares = None if self.allocation == "uniform" else erdos_renyi(layers, removed)
+            shares = None if self.allocation == "uniform" else erdos_renyi(layers, removed, self.floor)
             return [
                 self._rounded(kept_count(removed, layer.count) if shares is None else share * layer.count, layer, low)
                 for layer, share, low in zip(layers, shares or [0.0] * len(layers), least)
@@ -190,6 +196,14 @@ class Targets:
         found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
         return found | {name: found[first] for name, first in self.tied.items()}
 
+    def means(self, layers: Mapping[str, Layer], structure: Structure) -> list[Tensor]:
+        """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
+        rows: dict[str, list[Tensor]] = {}
+        for name, layer in layers.items():
+            rows.setdefault(self.tied.get(name, name), []).append(layer.rows(structure))
+        joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self.shares]
+        return [mean_squares(part, Filter()) for part in joint]
+
 
 def site_shares(sites: Mapping[str, Site]) -> dict[str, Share]:
     """Sites as a budget of weights knows them."""
@@ -263,6 +277,9 @@ def places(model: nn.Module, layers: Mapping[str, Layer], example_inputs: Any) -
     args, kwargs = arguments(example_inputs)
     examples = len(next(iter((*args, *kwargs.values()))))
     found, handles = dict.fromkeys(layers, 0.0), []
+    # Attention computes from the weight of its last layer, which is never called itself.
+    users: dict[nn.Module, nn.Module]
+    users = {part.out_proj: part for part in model.modules() if isinstance(part, nn.MultiheadAttention)}
     for name, layer in layers.items():
 
         def count(module: Any, _: Any, out: Any, name: str = name) -> None:
@@ -270,7 +287,7 @@ def places(model: nn.Module, layers: Mapping[str, Layer], example_inputs: Any) -
                 out = out[0]  # what attention and recurrent layers give beside their states
             found[name] += out.numel() / (getattr(module, "out_channels", None) or out.shape[-1]) / examples
 
-        handles.append(layer.module.register_forward_hook(count))
+        handles.append(users.get(layer.module, layer.module).register_forward_hook(count))
     try:
         with plain_eval(model):
             model(*args, **kwargs)

@@ -130,14 +130,14 @@ def check_beta(beta: Any) -> float:
     return value
 
 
-def check_sparsity(sparsity: Any) -> float:
+def check_sparsity(sparsity: Any, name: str = "sparsity") -> float:
     """Sparsity is the fraction removed, in [0, 1)."""
     try:
         value = float(sparsity)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if isinstance(sparsity, (str, bool)) or not 0.0 <= value < 1.0:
-        raise bad("sparsity", sparsity, "numbers from 0 up to but not 1")
+        raise bad(name, sparsity, "numbers from 0 up to but not 1")
     return value
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from .checks import layers_told
+from .checks import bad, check_number, layers_told, number
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
-from .distributed import Whole, leave_out, rehome, reshard, whole
+from .distributed import Whole, cut_like, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .importance import Score
 from .law import Law
@@ -53,6 +54,7 @@ class Drawing:
         self.generators: dict[torch.device, torch.Generator] = {}
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
+        self._decays: dict[torch.optim.Optimizer, RemovableHandle] = {}
         self.scores: dict[str, Score] = {}
         self.warm = any(site.warm for site in sites.values())
         self.masks = {
@@ -124,6 +126,14 @@ class Drawing:
             found.update(zip(names, self._law(names).converged(self._weights(names))))
         return found
 
+    @torch.no_grad()
+    def agreement(self) -> float:
+        """The share of weights on which the masks in place equal x_cvg."""
+        converged = self.converged()
+        same = sum(int((self.masks[name].mask == mask).sum()) for name, mask in converged.items())
+        total = sum(mask.numel() for mask in converged.values())
+        return same / total if total else 1.0
+
     def _sampled(self, beta: float, steps: int, again: bool, last: bool) -> list[tuple[tuple[str, ...], list[Tensor]]]:
         reshard(self.model)
         found = []
@@ -160,6 +170,38 @@ class Drawing:
             torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
         else:
             torch._foreach_zero_(places)
+
+    def decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
+        """Another weight decay of masked weights than ``optimizer`` has for the rest of their layers."""
+        check_number("masked", masked, number(0))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise bad("optimizer", optimizer, "optimisers of torch")
+        ours = {id(layer.stored) for layer in self.layers.values()}
+        if not any(
+            id(weight) in ours and "weight_decay" in g for g in optimizer.param_groups for weight in g["params"]
+        ):
+            raise bad(
+                "optimizer", type(optimizer).__name__, "those that train the pruned layers and have a weight decay"
+            )
+        if optimizer in self._decays:
+            self._decays.pop(optimizer).remove()
+        self._decays[optimizer] = optimizer.register_step_pre_hook(lambda *_: self._decay(optimizer, masked))
+
+    @torch.no_grad()
+    def _decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
+        """Before a step: what it will do to masked weights besides following their gradient is made up for."""
+        reshard(self.model)
+        masks = {id(layer.stored): self.masks[name].mask for name, layer in self.layers.items()}
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if id(weight) not in masks or weight.grad is None:
+                    continue
+                gone, own = cut_like(~masks[id(weight)], weight), group["weight_decay"]
+                if isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay"):
+                    rate = group["lr"]
+                    weight.copy_(torch.where(gone, weight * ((1 - rate * masked) / (1 - rate * own)), weight))
+                else:
+                    weight.grad.addcmul_(weight, gone, value=(masked - own) * (-1 if group.get("maximize") else 1))
 
     def _in_use(self, name: str) -> Tensor:
         """How much of the strength of its output each weight finds there."""
@@ -232,6 +274,8 @@ class Drawing:
 
     def take_off(self, masks: Mapping[str, Tensor]) -> None:
         """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
+        for handle in self._decays.values():
+            handle.remove()
         lost: dict[str, Tensor] = {}
         if masks and any(masked.lost is not None for masked in self.masks.values()):
             for names in self.by_device():

@@ -28,10 +28,9 @@ from .saving import pack, read_state
 from .schedules import Schedule, beta_at
 from .selection import Selectors, Sparsity, select
 from .site import check_gradient, layer_sites
-from .structures import Filter, Structure, as_structure, given_sparsity
+from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
-from .threshold import mean_squares
 from .weights import untied
 
 TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
@@ -156,12 +155,7 @@ class GibbsPruner:
             raise
 
     def _means(self) -> list[Tensor]:
-        """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
-        rows: dict[str, list[Tensor]] = {}
-        for name, layer in self.layers.items():
-            rows.setdefault(self._plan.tied.get(name, name), []).append(layer.rows(self._kind))
-        joint = [rows[name][0] if len(rows[name]) == 1 else torch.cat(rows[name], 1) for name in self._plan.shares]
-        return [mean_squares(part, Filter()) for part in joint]
+        return self._plan.means(self.layers, self._kind)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -213,6 +207,16 @@ class GibbsPruner:
         self._drawing.draw(self.beta, self.steps)
         self.steps += 1
 
+    def set_decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
+        """Gives masked weights a weight decay of their own in every further step of ``optimizer``.
+
+        Without it they decay as the others do. 0 decays only what the mask of a step keeps; with more than the
+        optimiser's own masked weights fade, as in the recipe ``best``. It is decoupled from the gradient where the
+        optimiser's is (``AdamW``, ``decoupled_weight_decay``). The state of a pruner does not hold it.
+        """
+        self._check_open("set_decay")
+        self._drawing.decay(optimizer, masked)
+
     def restart(self) -> None:
         """Draws the first masks again, from the weights as they are now: after DDP has sent rank 0's to all ranks."""
         self._check_open("restart")
@@ -220,14 +224,10 @@ class GibbsPruner:
         self._drawing.restart()
         self._drawing.draw(self.beta, self.steps)
 
-    @torch.no_grad()
     def agreement(self) -> float:
         """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
         self._check_open("agreement")
-        converged = self._drawing.converged()
-        same = sum(int((self.masks[name].mask == mask).sum()) for name, mask in converged.items())
-        total = sum(mask.numel() for mask in converged.values())
-        return same / total if total else 1.0
+        return self._drawing.agreement()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ def _fault(layer: Layer) -> tuple[str, str, str] | None:
 
 def targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
     """The sparsity of each layer, from one number, a mapping by name or a function of the name."""
-    if callable(sparsity):
+    if callable(sparsity) and not isinstance(sparsity, type):
         return {name: check_sparsity(sparsity(name)) for name in names}
     if isinstance(sparsity, Mapping):
         if unknown := [name for name in sparsity if name not in names]:

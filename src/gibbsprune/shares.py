@@ -81,15 +81,21 @@ def _digits(mean: Tensor, layer: Share, shift: int, width: int, found: int) -> n
     return total
 
 
-def erdos_renyi(layers: Sequence[Share], removed: float) -> list[float]:
-    """The share that each layer keeps, ε·(Σ dimensions)/(Π dimensions) with one ε, and 1 where that would exceed 1."""
+def erdos_renyi(layers: Sequence[Share], removed: float, floor: float = 0.0) -> list[float]:
+    """The share that each layer keeps, ε·(Σ dimensions)/(Π dimensions) with one ε, from ``floor`` to 1.
+
+    Where shares are beyond both ends, those are settled first that miss theirs by more: the others stay where they are.
+    """
     raw = [sum(layer.shape) / math.prod(layer.shape) for layer in layers]
     cost = [layer.count * layer.cost for layer in layers]
-    whole: set[int] = set()
-    while True:
-        left = (1 - removed) * sum(cost) - sum(cost[i] for i in whole)
-        scale = left / sum(raw[i] * cost[i] for i in range(len(layers)) if i not in whole)
-        over = {i for i in range(len(layers)) if i not in whole and scale * raw[i] > 1}
-        if not over:
-            return [1.0 if i in whole else scale * raw[i] for i in range(len(layers))]
-        whole |= over
+    settled: dict[int, float] = {}
+    while open_ := [i for i in range(len(layers)) if i not in settled]:
+        left = (1 - removed) * sum(cost) - sum(cost[i] * share for i, share in settled.items())
+        scale = left / sum(raw[i] * cost[i] for i in open_)
+        over, under = [i for i in open_ if scale * raw[i] > 1], [i for i in open_ if scale * raw[i] < floor]
+        if not over and not under:
+            return [settled.get(i, scale * raw[i]) for i in range(len(layers))]
+        excess = sum((scale * raw[i] - 1) * cost[i] for i in over)
+        lack = sum((floor - scale * raw[i]) * cost[i] for i in under)
+        settled |= dict.fromkeys(over, 1.0) if excess >= lack else dict.fromkeys(under, floor)
+    return [settled[i] for i in range(len(layers))]

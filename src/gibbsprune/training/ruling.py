@@ -78,11 +78,14 @@ class Masks:
         return values
 
     def set_decays(self, decays: Mapping[str, Tensor]) -> None:
-        """The decay of each layer's weights, which fades masked ones faster where a run wants that."""
-        if any(self.fading):
-            rates = torch.tensor(self.fading, device=self.device)[:, None]
-            runs = self.network.runs
-            self.decays = [(view := decays[name].view(runs, -1), view.clone(), rates) for name in self.network.masks]
+        """The decay of each layer's weights, which fades masked ones faster, or spares them, where a run wants that."""
+        if all(rate == 0 for rate in self.fading):
+            return
+        rates = torch.tensor([rate or 0.0 for rate in self.fading], device=self.device)[:, None]
+        spared = torch.tensor([rate is None for rate in self.fading], device=self.device)[:, None]
+        for name in self.network.masks:
+            plain = (view := decays[name].view(self.network.runs, -1)).clone()
+            self.decays.append((view, plain, torch.where(spared, -plain, rates) if spared.any() else rates))
 
     @torch.no_grad()
     def share_out(self, epoch: int) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ... import rising
 from ...budgets import ALLOCATIONS, Budget
-from ...checks import bad, choice, number, whole
+from ...checks import bad, choice, number, or_word, whole
 from ...energies import Neighbours, Redundancy
 from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
 from ...importance import KINDS as SCORES
@@ -46,6 +46,7 @@ RISING = {
     "temperature": "zero",
 }
 
+ACTIVE = "active"  # in place of a decay of masked weights: only the others have one
 CROWDED = 2e-5  # its decay of masked weights, for each of them that a kept one has beside it
 
 
@@ -58,6 +59,11 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
         return RISING[name] if spec.recipe.law == "rising" and not lacks else annealed
 
     return default
+
+
+def _units(spec: RunSpec) -> str:
+    """The paper's, but for networks of which nothing is known, whose weights may be of any size."""
+    return "threshold" if spec.recipe.name == "plain" and spec.hamiltonian != "binary" else "weights"
 
 
 def _gradient(spec: RunSpec) -> str:
@@ -90,8 +96,8 @@ class Gibbs(Method):
         "allocation": dataclasses.replace(ALLOCATION, default=_by_law("allocation", "uniform")),
         "floor": Setting(number(0, 1), "gibbs: where layers share a sparsity, the least share of each that stays (0)",
                          lambda spec: 0.0, "l"),
-        "units": Setting(choice("weights", "threshold"), "gibbs: what β is measured in (weights)",
-                         lambda spec: "weights", "in."),
+        "units": Setting(choice("weights", "threshold"),
+                         "gibbs: what β is measured in (weights; of one's own data threshold)", _units, "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
                             _gradient, ""),
         "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
@@ -103,7 +109,9 @@ class Gibbs(Method):
         "chain": Setting(choice("cold", "warm"), "gibbs: whether a chain goes on from the step before (cold)",
                          lambda spec: "cold", ""),
         "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
-        "fading": Setting(number(0), "gibbs: decay of masked weights beyond the recipe's (0)", _fading, "f"),
+        "fading": Setting(or_word(number(0), ACTIVE),
+                          "gibbs: decay of masked weights beyond the recipe's, or 'active': they have none (0)",
+                          _fading, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
@@ -112,6 +120,7 @@ class Gibbs(Method):
         if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
             raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
         check_allocation(spec)
+        self.target(spec)  # refuses a floor that leaves more than is asked for
         check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
     def rule(self, sites: Sequence[Site], specs: Sequence[RunSpec], device: torch.device) -> Law:
@@ -140,8 +149,8 @@ class Gibbs(Method):
     def importance(self, spec: RunSpec) -> str:
         return str(spec.setting("importance"))
 
-    def fading(self, spec: RunSpec) -> float:
-        return float(spec.setting("fading"))
+    def fading(self, spec: RunSpec) -> float | None:
+        return None if spec.setting("fading") == ACTIVE else float(spec.setting("fading"))
 
 
 def shares_nothing(spec: RunSpec) -> bool:

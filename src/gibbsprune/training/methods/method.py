@@ -176,8 +176,8 @@ class Method:
         """What takes the place of |w| where masks are drawn (:mod:`gibbsprune.importance`)."""
         return "magnitude"
 
-    def fading(self, spec: RunSpec) -> float:
-        """The decay of masked weights beyond the recipe's, where masks are drawn."""
+    def fading(self, spec: RunSpec) -> float | None:
+        """The decay of masked weights beyond the recipe's, where masks are drawn; None: they have none at all."""
         return 0.0
 
     def penalty(self, spec: RunSpec) -> float:
