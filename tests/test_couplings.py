@@ -295,18 +295,33 @@ def test_squares_against_long_chains(size, rank):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_squares_against_enumeration_at_all_temperatures(rank):
     rng = np.random.default_rng(rank)
-    size, rows = 8, (20_000, 4000, 700)[rank - 1]
+    size, rows = 8, (20_000, 2000, 300)[rank - 1]
     vectors, field = rng.normal(0, 0.3, (rank, size)), rng.normal(0, 0.2, size)
     energy = gp.Pairwise.low_rank(vectors)
     x = np.where(all_masks(size), 1.0, -1.0)
     by_hand = x @ field - ((x @ vectors.T) ** 2).sum(1) / 2
     held = Pairs(Graph(size, energy.given), energy.A[None], energy.vectors)
-    for beta in (0.0, 0.1, 1.0, 5.0, 50.0, 1e3)[: {1: 6, 2: 4, 3: 3}[rank]][rank == 3 :]:
+    for beta in (0.0, 0.1, 1.0, 5.0, 50.0, 1e3, 1e4):
         h = torch.from_numpy(field * beta).repeat(rows, 1)
         mask = draw(
             "low_rank", Rows(h, torch.full((rows, 1), beta, dtype=torch.float64), source(rows, size), pairs=held)
         )
         check_counts(np.bincount(codes(mask), minlength=256), gibbs(by_hand, beta), f"{rank} squares at beta {beta}")
+
+
+@pytest.mark.parametrize("beta", [1e4, 1e12, 1e30, 1e300])
+def test_three_squares_at_the_end_of_a_schedule(beta):
+    """A lattice of 10^10 points and more, of which a few have mass: the state of least energy, at once."""
+    rng = np.random.default_rng(5)
+    energy = gp.Pairwise.low_rank(rng.normal(0, 0.3, (3, 12)))
+    weight = torch.from_numpy(rng.normal(0, 1, (6, 12)))
+    drawn = gp.sample(weight, energy, "filter", 0.5, beta, "low_rank", draws=5, generator=seeded(1))
+    masks = torch.from_numpy(all_masks(12))
+    for row, kept in enumerate(drawn.unbind(1)):
+        stack = drawn[:1].repeat(len(masks), 1, 1)
+        stack[:, row] = masks
+        best = masks[gp.energy(stack, weight, energy, "filter", 0.5).argmin()]
+        assert torch.equal(kept, best.expand_as(kept))
 
 
 def test_squares_of_equal_vectors_are_the_quadratic_law():
