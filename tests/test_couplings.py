@@ -80,6 +80,7 @@ CASES = {  # structure, within, shape, pairs
     "weights in a filter": ("weight", "filter", (2, 2, 1, 2), [(0, 2), (1, 3), (0, 3)]),
     "weights of a layer": ("weight", "layer", (2, 3), [(0, 4), (4, 5), (5, 0), (1, 3)]),
     "kernels in a filter": ("kernel", "filter", (2, 3, 1, 2), [(0, 1), (1, 2)]),
+    "kernels of a layer": ("kernel", "layer", (2, 2, 1, 2), [(0, 3), (1, 2), (0, 1)]),
     "filters of a layer": ("filter", "layer", (4, 3), [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]),
 }  # fmt: skip
 EXACT = [
@@ -92,7 +93,7 @@ EXACT = [
 def test_every_structure_and_within_is_a_case():
     assert {(structure, within) for structure, within, *_ in CASES.values()} >= {
         (structure, within) for within, structures in WITHIN.items() for structure in structures
-    } - {("kernel", "layer")} - {(structure, "network") for structure in WITHIN["network"]}  # tests/test_joined.py
+    } - {(structure, "network") for structure in WITHIN["network"]}  # tests/test_joined.py
 
 
 @pytest.mark.parametrize(("case", "sampler"), EXACT)
