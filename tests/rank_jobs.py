@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gibbsprune as gp
 
-KINDS = ("weight", "kernel", "filter", "neuron", "2:4", "pairs")
+KINDS = ("weight", "kernel", "filter", "column", "2x2", "neuron", "2:4", "at-most-5", "pairs")
 LAYERS = ["2", "5", "7"]
 
 

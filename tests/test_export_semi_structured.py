@@ -60,6 +60,8 @@ def test_masks_must_be_burnt_in_first():
     gp.GibbsPruner(model, structure="2:4", include="0")
     with pytest.raises(gp.UserError, match=r"^the model still carries masks: finalize it before packing it to 2:4$"):
         gp.to_semi_structured(model)
+    with pytest.raises(gp.UserError, match=r"^model is a dict: allowed are torch.nn.Module$"):
+        gp.to_semi_structured(dict(model.state_dict()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gibbsprune as gp
+from gibbsprune.structures import as_structure
 from gibbsprune.threshold import kept_count
 
 pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
@@ -105,10 +106,10 @@ def check_final(module, sparsity=0.75):
         assert int((weight != 0).sum()) == kept_count(sparsity, weight.numel())
 
 
-def bare_run(epochs=2, accumulate=1):
+def bare_run(epochs=2, accumulate=1, **options):
     """The same training with the bare pruner."""
     module = make_module(importlib.import_module("lightning.pytorch"))
-    pruner = gp.GibbsPruner(module, 0.75, schedule=SCHEDULE, seed=5)
+    pruner = gp.GibbsPruner(module, **{"sparsity": 0.75, "schedule": SCHEDULE, "seed": 5} | options)
     optimizer = module.configure_optimizers()
     for epoch in range(epochs):
         pruner.set_epoch(epoch)
@@ -136,6 +137,28 @@ def test_it_does_what_the_bare_pruner_does(pl, tmp_path, accumulate):
     check_final(module)
     assert callback.pruner.finalized
     trainer.test(module, make_loader(), verbose=False)
+
+
+PATTERNS = [
+    {"structure": "2:4", "sparsity": None},
+    {"structure": "4x4", "sparsity": 0.5},
+    {"structure": "column", "sparsity": 0.5},
+    {"structure": gp.Unit({"net.1": "filter", "net.3": "column"}), "sparsity": 0.5},
+    {"structure": "filter", "sparsity": 0.5, "hamiltonian": gp.Redundancy(), "diagnostics": 4},
+]
+
+
+@pytest.mark.filterwarnings("ignore:the network has no graph")
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: as_structure(pattern["structure"]).spelling)
+def test_patterns_and_energies_are_as_by_the_bare_pruner(lightning, tmp_path, pattern):
+    options = pattern | {"schedule": SCHEDULE, "seed": 5}
+    module = make_module(lightning)
+    make_trainer(lightning, tmp_path, [pruning(**options)]).fit(module, make_loader())
+    options.pop("diagnostics", None)
+    expected, pruner = bare_run(**options)
+    pruner.finalize()
+    assert all(torch.equal(*both) for both in zip(module.parameters(), expected.parameters()))
+    assert bool((expected.net[3].weight == 0).any())
 
 
 def test_metrics_go_to_the_logger_that_is_there(pl, tmp_path):

@@ -125,6 +125,32 @@ def test_it_does_what_the_bare_pruner_does(tmp_path):
     assert all(torch.equal(first, second) for first, second in zip(seen["callback"], seen["bare"]))
 
 
+@pytest.mark.parametrize("structure", ["2:4", "4x4", "column", "head", "neuron"])
+def test_patterns_and_units(tmp_path, structure):
+    """What is left has the pattern in every layer that the summary names, and the excluded one is whole."""
+    model = make_model()
+    callback = pruning(
+        None if structure == "2:4" else 0.5, structure=structure, draw="converged", schedule=None, importance="wanda",
+        example_inputs={"input_ids": Words().ids[:2]},
+    )  # fmt: skip
+    make_trainer(model, tmp_path, callback, num_train_epochs=1).train()
+    assert callback.pruner.finalized
+    layer = model.bert.encoder.layer[0]
+    up, down = layer.intermediate.dense.weight, layer.output.dense.weight
+    assert bool(model.classifier.weight.all())
+    kept = {
+        "2:4": lambda: gp.NM(2, 4).rows(down != 0).sum(1).eq(2),
+        "4x4": lambda: gp.Block(4, 4).rows(down != 0).sum(1).remainder(16).eq(0),
+        "column": lambda: down.ne(0).sum(0).remainder(16).eq(0),
+        "head": lambda: layer.attention.self.query.weight.reshape(2, -1).ne(0).all(1).logical_xor(
+            layer.attention.output.dense.weight.reshape(16, 2, 8).eq(0).all(2).all(0)
+        ),
+        "neuron": lambda: up.ne(0).all(1).logical_xor(down.eq(0).all(0)),
+    }[structure]()  # fmt: skip
+    assert bool(kept.all())
+    assert bool((down == 0).any()) or structure == "head"
+
+
 def test_resuming(tmp_path):
     """Killed in the middle of the second epoch, resumed from its checkpoint, equal to the run that was not."""
 

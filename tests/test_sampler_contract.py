@@ -101,6 +101,8 @@ def neighbourhoods(structure, shape):
         return np.swapaxes(index, 0, 1).reshape(shape[1], -1)
     if structure == "1x2":
         return index.reshape(-1, 2)
+    if structure == "2x2":  # all of two outputs and two inputs, at each place of a kernel
+        return index.reshape(4, -1).T
     return index.reshape(shape[0], -1)
 
 
@@ -169,7 +171,9 @@ SHAPES = {  # at most 12 spins in all
     "filter": [(2, 5), (3, 2, 2, 1), (2, 2, 1, 3), (5, 1, 2)],
     "column": [(3, 4), (2, 3, 2)],
     "1x2": [(3, 4)],
+    "2x2": [(2, 2, 3)],
 }
+TILES = ("1x2", "2x2")
 COMBINATIONS = [
     ("binary", "weight", "two_point"),
     ("binary", "kernel", "two_point"),
@@ -191,13 +195,13 @@ COMBINATIONS = [
     ("quadratic", "filter", "enumeration"),
     ("quadratic", "filter", "chromatic"),
 ]
-COMBINATIONS += [(kind, other, by) for kind, one, by in COMBINATIONS if one == "filter" for other in ("column", "1x2")]
+COMBINATIONS += [(kind, other, by) for kind, one, by in COMBINATIONS if one == "filter" for other in ("column", *TILES)]
 BETAS = (0.1, 0.7, 3.0, 20.0, 150.0, 1e3, 1e4)
 
 
 def test_the_list_of_combinations_is_complete():
     possible = []
-    names = [*STRUCTURES, "1x2", *LIMITED_SHAPES]
+    names = [*STRUCTURES, *TILES, *LIMITED_SHAPES]
     for (kind, hamiltonian), structure in itertools.product(HAMILTONIANS.items(), names):
         for sampler in NAMES:
             try:
@@ -314,6 +318,27 @@ def test_the_law_of_every_epoch_while_the_sparsity_rises(rises, law):
         unit = np.quantile(weight.numpy().ravel() ** 2, p) if law == "relative" else 1.0
         counts = np.bincount(codes(torch.stack(drawn)), minlength=len(by_hand))
         check_counts(counts, gibbs(by_hand / unit, beta(epoch)), f"{rises} {law} epoch {epoch}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"), [("quadratic", "exact"), ("quadratic", "enumeration"), ("sign", "independent"),
+                          ("binary", "two_point")],
+)  # fmt: skip
+def test_tiles_over_the_edge_are_filled_up_with_weights_of_zero(kind, sampler):
+    """Which have spins of their own in the law: what is drawn is the mask of the others, whatever theirs is."""
+    weight = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64)
+    filled = torch.nn.functional.pad(weight, (0, 1))
+    hamiltonian = gp.Quadratic(0.15) if kind == "quadratic" else HAMILTONIANS[kind]
+    by_hand = energies_by_hand(kind, filled, "1x2", 0.45, 0.15)
+    masks = torch.from_numpy(all_masks(8)).reshape(-1, 2, 4)
+    real, beyond_kept = codes(masks[:, :, :3]), masks[:, :, 3].any(1).numpy()
+    stated = gp.energy(masks[~beyond_kept][:, :, :3], weight, hamiltonian, "1x2", 0.45).numpy()
+    if kind != "binary":  # which counts them as pruned
+        np.testing.assert_allclose(stated, by_hand[~beyond_kept], atol=1e-12)
+    for beta in (0.0, *BETAS):
+        law = np.bincount(real, gibbs(by_hand, beta), 64)
+        drawn = gp.sample(weight, hamiltonian, "1x2", 0.45, beta, sampler, draws=DRAWS, generator=seeded(4))
+        check_counts(np.bincount(codes(drawn), minlength=64), law, f"{kind} over the edge by {sampler}, beta {beta}")
 
 
 def test_filters_of_a_transposed_convolution():

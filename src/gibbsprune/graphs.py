@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .checks import bad, check_whole
 from .errors import UserError
 
 WIDTH = 6  # the greatest width of an exact elimination: tables of 2^7 numbers
@@ -167,7 +168,10 @@ class Graph:
 
 def as_pairs(pairs: Any) -> np.ndarray:
     """Pairs as (E, 2) whole numbers."""
-    found = np.asarray(pairs.cpu() if isinstance(pairs, Tensor) else pairs)
+    try:
+        found = np.asarray(pairs.cpu() if isinstance(pairs, Tensor) else pairs)
+    except ValueError:  # lists of other lengths
+        raise bad("pairs", pairs, "whole numbers of shape (pairs, 2)") from None
     if found.size == 0:
         return np.empty((0, 2), np.int64)
     if found.ndim != 2 or found.shape[1] != 2 or found.dtype.kind not in "iu":
@@ -177,12 +181,20 @@ def as_pairs(pairs: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def check_pairs(pairs: Any, size: int, told: Callable[[int], str] = str) -> np.ndarray:
-    """Pairs as (E, 2) whole numbers, or a sentence saying what is wrong with them; ``told`` is an element in words."""
+def check_pairs(pairs: Any, size: int | None, told: Callable[[int], str] = str) -> np.ndarray:
+    """Pairs as (E, 2) whole numbers, or a sentence saying what is wrong with them.
+
+    Args:
+        pairs: of elements.
+        size: how many elements there are, None where that is not known yet.
+        told: an element in words.
+    """
     found = as_pairs(pairs)
-    outside = found[(found < 0) | (found >= size)]
+    outside = found[(found < 0) | (found >= size)] if size is not None else found[found < 0]
     if len(outside):
-        raise UserError(f"pairs name element {outside[0]}: allowed are 0 to {size - 1} where {size} elements interact")
+        allowed = "whole numbers from 0" if size is None else f"0 to {size - 1} where {size} elements interact"
+        raise UserError(f"pairs name element {outside[0]}: allowed are {allowed}")
+    size = int(found.max(initial=0)) + 1 if size is None else size
     if (same := found[found[:, 0] == found[:, 1]]).size:
         raise UserError(f"pairs couple element {told(same[0, 0])} with itself: allowed are pairs of two elements")
     keys = np.sort(found, 1) @ np.array([size, 1])
@@ -208,6 +220,7 @@ def grid_pairs(grid: Sequence[int], axes: Sequence[int] | None = None) -> np.nda
 
 def all_pairs(size: int) -> np.ndarray:
     """Every pair of ``size`` elements."""
+    check_whole("size", size, 0)
     return np.stack(np.triu_indices(size, 1), 1)
 
 

@@ -67,16 +67,12 @@ class Pairwise(WithField):
         elif isinstance(pairs, Mapping):
             raise bad("within", within, f"'network' where pairs are {ALLOWED}")
         elif not callable(pairs):
-            highest = np.asarray(pairs.cpu() if isinstance(pairs, Tensor) else pairs)
-            pairs = check_pairs(pairs, int(highest.max(initial=0)) + 1 if highest.dtype.kind in "iu" else 0)
+            pairs = check_pairs(pairs, None)
         values: dict[str, Any] = {
             "given": pairs, "A": strengths, "within": within, "base": base, "centred": bool(centred), "vectors": None,
         }  # fmt: skip
         if not callable(strengths):
-            try:
-                values["A"] = torch.as_tensor(strengths, dtype=torch.float64).detach().cpu()
-            except (TypeError, ValueError, RuntimeError):
-                raise bad("strengths", strengths, "numbers, and functions of the weights") from None
+            values["A"] = _real(strengths, "strengths", "numbers, and functions of the weights")
             if not bool(torch.isfinite(values["A"]).all()):
                 raise UserError("strengths hold NaN or infinite numbers: allowed are finite ones")
             _check_count(
@@ -93,13 +89,13 @@ class Pairwise(WithField):
         :class:`~gibbsprune.Quadratic`. Of a network a mapping from layer names to them.
         """
         allowed = f"numbers of shape (1 to {RANK}, elements), by layer name with within 'network'"
-        if isinstance(vectors, Mapping) != (within == "network") or not len(vectors):
-            raise bad("vectors", vectors, allowed)
         layers = vectors if isinstance(vectors, Mapping) else {"": vectors}
+        if isinstance(vectors, Mapping) != (within == "network") or not layers:
+            raise bad("vectors", vectors, allowed)
+        each = [_real(some, "vectors", allowed) for some in layers.values()]
         try:
-            each = [torch.as_tensor(some, dtype=torch.float64).detach().cpu() for some in layers.values()]
             v = torch.cat(each, -1)
-        except (TypeError, ValueError, RuntimeError):
+        except RuntimeError:
             raise bad("vectors", vectors, allowed) from None
         if v.dim() != 2 or not 1 <= len(v) <= RANK or not bool(torch.isfinite(v).all()):
             raise UserError(
@@ -140,7 +136,10 @@ class Pairwise(WithField):
     def pairing(self, shape: Sequence[int], structure: Structure, name: str = "", peers: Counts = ()) -> Graph:
         if self.network is not None and peers and not callable(self.A):
             _check_count(self.A, len(self.network.graph(peers)))
-        return super().pairing(shape, structure, name, peers)
+        graph = super().pairing(shape, structure, name, peers)
+        if self.network is None and self.vectors is not None and self.vectors.shape[1] != graph.size:
+            raise UserError(f"vectors have {self.vectors.shape[1]} elements: allowed are {graph.size}, which interact")
+        return graph
 
     def pairs(self, grid: Sequence[int]) -> Any:
         return self.given(tuple(grid)) if callable(self.given) else self.given
@@ -149,26 +148,36 @@ class Pairwise(WithField):
         if not callable(self.A):
             _check_count(self.A, len(graph))
             return graph.constant("A", weights.device, lambda: self.A.expand(1, len(graph)).to(weights.device))
-        found = self.A(weights)
-        allowed = ((1, len(graph)), (len(weights), len(graph)))
-        if not isinstance(found, Tensor) or tuple(found.shape) not in allowed:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(
-                f"the function of strengths gives {shape}: allowed are tensors of shape {allowed[1]}, rows and pairs"
-            )
-        return found
+        return _checked(self.A(weights), ((len(weights), len(graph)), (1, len(graph))))
 
     def strengths_across(self, weights: Mapping[str, Tensor], graph: Graph) -> Tensor:
         if not callable(self.A):
             device = next(iter(weights.values())).device
             return graph.constant("A", device, lambda: self.A.expand(len(graph)).to(device))
-        found = self.A(weights)
-        if not isinstance(found, Tensor) or tuple(found.shape) != (len(graph),):
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(f"the function of strengths gives {shape}: allowed are tensors of shape {(len(graph),)}")
-        if found.device.type == "cpu" and not bool(torch.isfinite(found).all()):  # a GPU would wait for the answer
-            raise UserError("the function of strengths gives NaN or infinite numbers: allowed are finite ones")
-        return found
+        return _checked(self.A(weights), ((len(graph),),))
+
+
+def _real(value: Any, name: str, allowed: str) -> Tensor:
+    """Numbers as they are given, in float64."""
+    try:
+        found = torch.as_tensor(value)
+        if not found.is_complex():  # a repelling square has an imaginary root, which is none of the law's
+            return found.detach().cpu().double()
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise bad(name, value, allowed)
+
+
+def _checked(found: Any, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
+    """What a function of the weights gives, if these are strengths."""
+    if not isinstance(found, Tensor) or found.is_complex() or tuple(found.shape) not in shapes:
+        given = type(found).__name__ if not isinstance(found, Tensor) else tuple(found.shape)
+        given = f"{found.dtype} of shape {given}" if isinstance(found, Tensor) and found.is_complex() else given
+        what = ", rows and pairs" if len(shapes[0]) == 2 else ""
+        raise UserError(f"the function of strengths gives {given}: allowed are tensors of shape {shapes[0]}{what}")
+    if found.device.type == "cpu" and not bool(torch.isfinite(found).all()):  # a GPU would wait for the answer
+        raise UserError("the function of strengths gives NaN or infinite numbers: allowed are finite ones")
+    return found
 
 
 def _check_count(strengths: Tensor, pairs: int | None) -> None:
