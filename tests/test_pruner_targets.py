@@ -78,6 +78,34 @@ def test_a_rising_sparsity_begins_with_all_weights_and_ends_as_asked() -> None:
     assert pruner.summary().layers[0].achieved == pytest.approx(0.9, abs=0.01)
 
 
+@pytest.mark.parametrize("how", ["rising", "schedule", "budget"])
+def test_a_training_that_ends_too_early_gets_the_sparsity_and_a_warning(how: str) -> None:
+    model, ramp = network(), gp.CubicSchedule(0.0, 0.9, 100)
+    given = {"rising": 0.9, "schedule": ramp, "budget": gp.Budget(ramp)}[how]
+    pruner = gp.GibbsPruner(model, given, law="rising" if how == "rising" else "annealed")
+    train(model, pruner, 2, steps=60)
+    assert float(masks(pruner).float().mean()) > 0.9
+    with pytest.warns(UserWarning, match=r"risen to [0-9.]+% of the weights by epoch 1, and 90.0% are removed now"):
+        pruner.finalize()
+    layers = pruner.summary().layers
+    zeros = sum(layer.achieved * layer.weights for layer in layers)
+    assert zeros / sum(layer.weights for layer in layers) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_sparsity_that_has_risen_is_shared_out_no_more_at_the_end() -> None:
+    model = network()
+    pruner = gp.GibbsPruner(model, 0.9, law="rising", epochs=4)
+    train(model, pruner, 4)
+    before = masks(pruner)
+    with torch.no_grad():
+        for name in pruner.masks:
+            stored_weight(model.get_submodule(name)).mul_(1 if name == "2" else 10)  # another share, the same masks
+    names = list(pruner.masks)
+    pruner.finalize()
+    after = torch.cat([(model.get_submodule(name).weight != 0).flatten() for name in names])
+    assert bool((before == after).all())
+
+
 @pytest.mark.parametrize("allocation", ["uniform", "global", "lamp", "erk"])
 def test_a_budget_is_kept_by_all_layers_together(allocation: str) -> None:
     model = network()

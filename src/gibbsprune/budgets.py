@@ -196,6 +196,12 @@ class Targets:
         found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
         return found | {name: found[first] for name, first in self.tied.items()}
 
+    def risen(self, epoch: float) -> tuple[float, float]:
+        """The sparsity at an epoch, and that in the end, where it may rise; else twice the same."""
+        if isinstance(self.given, Schedule):
+            return self.given(epoch), self.given(math.inf)
+        return (self.given.target(epoch), self.given.target()) if isinstance(self.given, Budget) else (0.0, 0.0)
+
     def means(self, layers: Mapping[str, Layer], structure: Structure) -> list[Tensor]:
         """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""
         rows: dict[str, list[Tensor]] = {}

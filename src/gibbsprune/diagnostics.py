@@ -280,3 +280,11 @@ def unconverged(agreement: float, beta: float, coupling: float, draw: str) -> st
         f"the masks have not converged: {1 - agreement:.2%} of them differ from the converged masks at beta {beta:g}, "
         f"so {what}; anneal to a higher beta{larger} with set_epoch(){remedy}"
     )
+
+
+def unrisen(now: float, end: float, epoch: float) -> str:
+    """The warning of a training that ends before its sparsity has risen from ``now`` to ``end``."""
+    return (
+        f"the sparsity has risen to {now:.1%} of the weights by epoch {epoch:g}, and {end:.1%} are removed now, with "
+        "which the network was not trained: give the pruner the epochs of the training, and call set_epoch() in each"
+    )

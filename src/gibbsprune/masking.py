@@ -34,7 +34,7 @@ from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
 from .structures import Filter, Structure, is_ours
 from .survivors import SURVIVORS, rescaled
-from .weights import Layer
+from .weights import Layer, check_module
 
 
 class Masked(nn.Module):
@@ -274,8 +274,7 @@ def check_masked(model: nn.Module, layers: Mapping[str, Layer], masks: Mapping[s
 
 def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> None:
     """Refuses a model with masks still in place, or with other parametrisations unless ``transformed`` allows them."""
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
+    check_module(model)
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             parts = [part for chain in cast(nn.ModuleDict, module.parametrizations).values() for part in chain]  # type: ignore[attr-defined]

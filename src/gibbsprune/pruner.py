@@ -14,7 +14,7 @@ from . import rising
 from .budgets import Budget, Targets, shares_of, tied_to
 from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
-from .diagnostics import Diagnostics, unconverged
+from .diagnostics import Diagnostics, unconverged, unrisen
 from .distributed import compare_ranks, whole
 from .drawing import Drawing
 from .errors import UserError
@@ -31,7 +31,7 @@ from .site import check_gradient, layer_sites
 from .structures import Structure, as_structure, given_sparsity
 from .summary import LayerSummary, Summary, other_weights
 from .survivors import SURVIVORS
-from .weights import untied
+from .weights import check_module, untied
 
 TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
@@ -105,8 +105,7 @@ class GibbsPruner:
         importance: str = "magnitude",
         check_ranks: int = 100,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
+        check_module(model)
         self.model, self.seed, self.check_ranks = model, check_whole("seed", seed, None), check_ranks
         kind = self._kind = as_structure(structure)
         if sparsity is None or isinstance(sparsity, (int, float)):
@@ -161,8 +160,7 @@ class GibbsPruner:
 
     def _set_sparsities(self, sparsities: dict[str, float]) -> bool:
         """Gives the layers other sparsities; whether any is another one."""
-        changed = sparsities != self._now
-        self._now = sparsities
+        changed, self._now = sparsities != self._now, sparsities
         if changed:
             self._drawing.set_sparsities(sparsities)
         return changed
@@ -237,19 +235,22 @@ class GibbsPruner:
 
         ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
         takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
-        A warning says where the masks of training have not converged. The pruned weights stay zero if the model is
-        trained on.
+        A warning says where the masks of training have not converged, or a sparsity has not risen to its end: the rest
+        goes all the same. The pruned weights stay zero if the model is trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._drawing.check_finite(self.steps)
+        now, end = self._plan.risen(self.epoch)
+        short = now != end and self._set_sparsities(self._plan.at(math.inf, self._means))
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
             for name, mask in final.items():
                 self.masks[name].mask.copy_(mask)
-        if (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
-            told = unconverged(agreement, self.beta, self.hamiltonian.coupling, draw)
-            warnings.warn(told, stacklevel=3)  # no_grad's wrapper is one
+        if short and self.steps >= TRAINED:
+            warnings.warn(unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
+        elif (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
+            warnings.warn(unconverged(agreement, self.beta, self.hamiltonian.coupling, draw), stacklevel=3)
         self._drawing.take_off(final)
         for name, mask in final.items():
             hold(self.layers[name].module, mask, self.layers[name].parameter)
@@ -273,7 +274,7 @@ class GibbsPruner:
         """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
         if not self.finalized:
             self._drawing.check()
-        layers = []
+        layers, kind = [], self._kind
         for name, layer in self.layers.items():
             site, target = self._drawing.sites[name], self._targets[name]
             zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else site.at(target).removed
@@ -281,8 +282,7 @@ class GibbsPruner:
         total = sum(parameter.numel() for parameter in self.model.parameters())
         others, vectors = other_weights(self.model, self.layers.values())
         tied = {name: site.unit for name, site in self._drawing.sites.items() if site.unit not in ("", name)}
-        of = self._kind
-        return Summary(of.spelling, layers, dict(self._skipped), total, others, vectors, tied, of.plural)
+        return Summary(kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, kind.plural)
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.

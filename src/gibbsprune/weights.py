@@ -27,10 +27,17 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from .distributed import whole
+from .errors import UserError
 from .structures import NM, PRUNABLE, Block, Column, Structure, as_structure
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+def check_module(model: Any) -> None:
+    """Refuses what is no network."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}: allowed are torch.nn.Module")
 
 
 @dataclass(frozen=True, eq=False)
