@@ -48,7 +48,7 @@ def told(folder: Path) -> Iterable[dict[str, Any]]:
         result = json.loads(file.read_text())
         spec = result["spec"]
         yield {
-            **{name: spec[name] for name in ("method", "structure", "sparsity", "seed", "settings")},
+            **{name: spec[name] for name in ("method", "structure", "hamiltonian", "sparsity", "seed", "settings")},
             "law": spec["recipe"]["law"],
             **{name: result[name] for name in ("accuracy", "accuracy_recalibrated")},
             "kept": {layer["name"]: layer["kept"] for layer in result["layers"]},
