@@ -154,6 +154,8 @@ def test_names_tell_the_settings_and_defaults_stay_as_they_were():
         (lambda: spec(fading="masked"), "fading is 'masked': allowed are numbers from 0, and 'active'"),
         (lambda: spec(allocation="best"), "allocation is 'best'"),
         (lambda: spec(allocation="global", floor=0.5), "floor is 0.5: allowed are numbers up to 0.1"),
+        (lambda: spec(floor=0.01), "floor is 0.01: allowed are 0.0 with allocation 'uniform', which has no use for it"),
+        (lambda: spec(until=0.5), "until is 0.5: allowed are 0.8 with ramp 'constant', which has no use for it"),
         (lambda: RunSpec(hamiltonian="binary", settings={"units": "threshold"}), "units is 'threshold'"),
     ],
 )

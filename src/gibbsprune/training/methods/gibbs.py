@@ -120,6 +120,10 @@ class Gibbs(Method):
         if as_structure(spec.structure).limited and spec.setting("ramp") != "constant":
             raise bad("ramp", spec.setting("ramp"), f"'constant' with structure {spec.structure!r}")
         check_allocation(spec)
+        for name, other, without in (("until", "ramp", "constant"), ("floor", "allocation", "uniform")):
+            default = self.settings[name].default(spec)
+            if spec.setting(other) == without and spec.setting(name) != default:
+                raise bad(name, spec.setting(name), f"{default} with {other} {without!r}, which has no use for it")
         self.target(spec)  # refuses a floor that leaves more than is asked for
         check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
