@@ -89,6 +89,22 @@ def test_a_smaller_coupling_is_enough(shape, seed, sparsity, structure):
     assert float(lowest) <= float(energies.min()) + 1e-9
 
 
+@given(SEEDS, SPARSITIES, st.booleans())
+def test_neighbourhoods_of_the_default_end_whole_whatever_their_weights_are(seed, sparsity, alone):
+    """Weights of all sizes, and in each filter one beside zeros, where a coupling of 1 leaves the others undecided."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = random_weight((3, 4), seed) * 10 ** (6 * torch.rand(3, 4, generator=generator, dtype=torch.float64) - 3)
+    weight[:, 1:] *= not alone
+    masks = all_masks((3, 4))
+    energies = gp.energy(masks, weight, None, "filter", sparsity)
+    broken = (masks.any(2) & ~masks.all(2)).any(1)
+    assert float(energies[broken].min() - energies[~broken].min()) >= 0.05 * 2 * 3 / 4 * (1 - 1e-6)
+    assert torch.equal(masks[energies.argmin()], gp.converged_mask(weight, sparsity, "filter")) or sparsity * 2 % 1 == 0
+    if alone:
+        energies = gp.energy(masks, weight, gp.Quadratic(1.0, relative=True), "filter", sparsity)
+        assert float(energies[broken].min()) == pytest.approx(float(energies[~broken].min()))
+
+
 def test_a_coupling_far_below_the_bound_does_not_hold_a_neighbourhood_together():
     weight = torch.tensor([[3.0, 0.1, 0.1], [1.0, 1.0, 1.0]], dtype=torch.float64)
     energies = gp.energy(all_masks((2, 3)), weight, gp.Quadratic(1e-4), "filter", 0.5)
@@ -218,7 +234,7 @@ def test_refusals(make, sentence):
 
 def test_defaults_are_what_the_paper_found_best_in_units_of_the_threshold():
     assert as_hamiltonian(None, gp.Weight()) == gp.Linear("square", relative=True)
-    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(1.0, relative=True)
+    assert as_hamiltonian(None, gp.Kernel()) == as_hamiltonian(None, gp.Filter()) == gp.Quadratic(1.05, relative=True)
     assert as_hamiltonian("square", gp.Weight()) == gp.Linear("square")  # the paper's, by their names
     assert as_hamiltonian("quadratic", gp.Filter()) == gp.Quadratic(0.01)
 

@@ -276,7 +276,7 @@ def test_counts_of_numpy(structure, sampler):
         (
             {"sampler": "independent", "structure": "filter"},
             "sampler is 'independent': allowed are 'auto', 'exact', 'chromatic', 'enumeration' with "
-            "Quadratic(coupling=1.0, relative=True)",
+            "Quadratic(coupling=1.05, relative=True)",
         ),
         (
             {"sampler": "enumeration", "structure": "filter"},

@@ -255,9 +255,9 @@ def fits(hamiltonian: Hamiltonian, structure: Structure) -> bool:
     return bool({structure.name, *hamiltonian.families(structure)} & set(hamiltonian.structures))
 
 
-#: Those of them that are best, in units of the threshold: taken where none is named, so that nobody has to choose a β.
+#: The best in units of the threshold, where none is named: nobody chooses a β, and by a coupling above 1 all end whole.
 RELATIVE: dict[str, Hamiltonian] = {
-    "quadratic": Quadratic(1.0, relative=True),
+    "quadratic": Quadratic(1.05, relative=True),
     "square": Linear("square", relative=True),
 }
 

@@ -58,7 +58,7 @@ class GibbsPruner:
         structure: ``"weight"``, ``"filter"``, ``"2:4"``, ``"head"`` or another of :mod:`gibbsprune.structures`.
         hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
             for the structure's best with β in units of the threshold, so that one schedule suits every network:
-            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.0,
+            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.05,
             relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates, or as a mapping from patterns to

@@ -17,7 +17,7 @@ from ... import rising
 from ...budgets import ALLOCATIONS, Budget
 from ...checks import bad, choice, number, or_word, whole
 from ...energies import Neighbours, Redundancy
-from ...hamiltonians import Hamiltonian, Linear, Quadratic, as_hamiltonian
+from ...hamiltonians import RELATIVE, Hamiltonian, Linear, Quadratic, as_hamiltonian
 from ...importance import KINDS as SCORES
 from ...importance import check_importance
 from ...law import Law
@@ -30,9 +30,6 @@ from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..spec import RunSpec
-
-#: The coupling of a relative law unless another one than the paper's is asked for.
-RELATIVE_COUPLING = 1.0
 
 UNTIL = Setting(number(0, 1, above=True), "share of training after which a rising sparsity is reached (0.8)",
                 lambda spec: 0.8, "u")  # fmt: skip
@@ -184,7 +181,7 @@ def hamiltonian(spec: RunSpec) -> Hamiltonian:
     relative = spec.setting("units") == "threshold"
     if spec.hamiltonian == "quadratic":
         plain = spec.coupling == Quadratic().coupling
-        return Quadratic(RELATIVE_COUPLING if relative and plain else spec.coupling, relative)
+        return RELATIVE["quadratic"] if relative and plain else Quadratic(spec.coupling, relative)
     chosen = as_hamiltonian(spec.hamiltonian, as_structure(spec.structure))
     if isinstance(chosen, (Neighbours, Redundancy)) and spec.coupling != Quadratic().coupling:
         if isinstance(chosen, Neighbours):
