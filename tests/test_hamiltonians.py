@@ -93,13 +93,15 @@ def test_a_smaller_coupling_is_enough(shape, seed, sparsity, structure):
 def test_neighbourhoods_of_the_default_end_whole_whatever_their_weights_are(seed, sparsity, alone):
     """Weights of all sizes, and in each filter one beside zeros, where a coupling of 1 leaves the others undecided."""
     generator = torch.Generator().manual_seed(seed)
-    weight = random_weight((3, 4), seed) * 10 ** (6 * torch.rand(3, 4, generator=generator, dtype=torch.float64) - 3)
+    weight = random_weight((3, 4), seed) * 10 ** (4 * torch.rand(3, 4, generator=generator, dtype=torch.float64) - 2)
     weight[:, 1:] *= not alone
     masks = all_masks((3, 4))
     energies = gp.energy(masks, weight, None, "filter", sparsity)
     broken = (masks.any(2) & ~masks.all(2)).any(1)
-    assert float(energies[broken].min() - energies[~broken].min()) >= 0.05 * 2 * 3 / 4 * (1 - 1e-6)
-    assert torch.equal(masks[energies.argmin()], gp.converged_mask(weight, sparsity, "filter")) or sparsity * 2 % 1 == 0
+    rounding = 1e-13 * float(energies.abs().max())
+    assert float(energies[broken].min() - energies[~broken].min()) >= 0.05 * 2 * 3 / 4 - rounding
+    lowest = gp.energy(gp.converged_mask(weight, sparsity, "filter"), weight, None, "filter", sparsity)
+    assert float(lowest) <= float(energies.min()) + rounding
     if alone:
         energies = gp.energy(masks, weight, gp.Quadratic(1.0, relative=True), "filter", sparsity)
         assert float(energies[broken].min()) == pytest.approx(float(energies[~broken].min()))
