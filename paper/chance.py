@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from .groups import Group
+from .groups import Group, family
 
 LEVEL = 0.05
 
@@ -42,7 +42,7 @@ class Chance:
         for group in groups:
             if (deviation := group.deviation()) is not None:
                 own = kinds.setdefault(group.spec.structure, {})
-                own[_name(group)] = len(group.records) - 1, deviation**2
+                own[family(group.spec)] = len(group.records) - 1, deviation**2
         for structure, found in kinds.items():
             self._apart |= (apart := standing_out(found))
             self._squares[structure] = [pair for name, pair in found.items() if name not in apart]
@@ -54,7 +54,7 @@ class Chance:
 
     def stands_out(self, group: Group) -> bool:
         """Whether its seeds differ by more than those of the others of its structure."""
-        return _name(group) in self._apart
+        return family(group.spec) in self._apart
 
     def claim(self, one: Group, other: Group) -> Claim:
         """The first against the second."""
@@ -67,16 +67,12 @@ class Chance:
         return self._claim(group.mean() - accuracy, self._limit(group) ** 2 * (1 + 1 / seeds), seeds)
 
     def _limit(self, group: Group) -> float:
-        own = self._apart.get(_name(group))
+        own = self._apart.get(family(group.spec))
         return self.upper(group.spec.structure) if own is None else upper_limit([own])
 
     def _claim(self, difference: float, variance: float, seeds: int) -> Claim:
         z = abs(difference) / math.sqrt(variance) if variance else math.inf if difference else 0.0
         return Claim(difference, 2 * NormalDist().cdf(-z), seeds)
-
-
-def _name(group: Group) -> str:
-    return group.spec.name(with_seed=False)
 
 
 def standing_out(found: Mapping[str, tuple[int, float]], level: float = LEVEL) -> dict[str, tuple[int, float]]:

@@ -83,8 +83,8 @@ class Budget:
         if len(given) > 1:
             (first, one), (name, value) = list(given.items())[:2]
             raise bad(name, value, f"None beside {first}={one!r}: a budget has one measure")
-        name, value = next(iter(given.items()), ("weights", 0.9))
-        if callable(value) and not isinstance(value, Schedule):
+        name = next(iter(given), MEASURES[0])
+        if callable(value := given.get(name)) and not isinstance(value, Schedule):
             raise bad(name, value, "numbers from 0 up to but not 1, and schedules")
         check_sparsity(self.target(), name)
         check_one_of("allocation", self.allocation, ALLOCATIONS)
