@@ -1,7 +1,7 @@
 """Held-out digits: which Hamiltonian suits which pattern, and how layers share a sparsity; ResNet-8, on a CPU.
 
-    gibbsprune sweep run results/explore/patterns.py --results build/patterns --work runs/patterns
-    python results/explore/outputs.py build/patterns > results/explore/patterns.json
+    gibbsprune sweep run results/explore/defaults.py --results build/defaults --work runs/defaults
+    python results/explore/outputs.py build/defaults > results/explore/defaults.json
 
 The recipe of outputs.py, 400 of the training images held out. Patterns are drawn, each Hamiltonian by its own schedule
 of β, in units of the threshold where it has a field. Single weights are pruned by the law `rising` with proportional
