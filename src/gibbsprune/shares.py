@@ -43,7 +43,7 @@ def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Seque
     costs, kept = np.array([layer.cost for layer in layers]), np.zeros(len(layers), np.int64)
     counts = np.array([layer.count for layer in layers])
     budget = (1 - removed) * float(costs @ counts) * (1 + 1e-12)
-    found, means = 0, _near(means)
+    found = 0
     for shift, width in DIGITS:
         each = np.stack([_digits(mean, layer, shift, width, found) for mean, layer in zip(means, layers)])
         upto = kept[:, None] + np.cumsum(each[:, ::-1], 1)[:, ::-1]  # (layers, digits): kept, if from this digit on
@@ -60,14 +60,6 @@ def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Seque
         if more < equal:
             break
     return keeps.tolist()
-
-
-def _near(means: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Small layers in one copy from their GPU, for which every histogram would have to wait."""
-    sizes, places = [len(mean) for mean in means], {mean.device for mean in means}
-    if sum(sizes) > CHUNK or len(places) > 1 or torch.device("cpu") in places:
-        return means
-    return torch.cat([mean.detach() for mean in means]).cpu().split(sizes)
 
 
 def _digits(mean: Tensor, layer: Share, shift: int, width: int, found: int) -> np.ndarray:
