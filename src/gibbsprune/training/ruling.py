@@ -46,6 +46,7 @@ class Masks:
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
+        self.passes = "straight-through" in gradients
         self.shared = self._sharing([k for k, kind in enumerate(gradients) if kind == "proportional"])
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
@@ -55,17 +56,21 @@ class Masks:
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def _sharing(self, runs: Sequence[int]) -> list[tuple[str, Site, Tensor]]:
-        """The layers of runs whose gradient is in proportion to what an output has left: with a site, of which runs."""
-        found: dict[tuple[Any, ...], tuple[str, Site, list[int]]] = {}
+    def _sharing(self, runs: Sequence[int]) -> list[tuple[list[str], Site, Tensor]]:
+        """Layers alike of runs whose gradient is in proportion to what an output has left, a site, which runs."""
+        found: dict[tuple[Any, ...], tuple[Site, list[int]]] = {}
         for name, k, site in self.network.sites:
             if k in runs:
                 kind = name, site.cut, site.structure.transposed, site.structure.groups
-                found.setdefault(kind, (name, site, []))[2].append(k)
+                found.setdefault(kind, (site, []))[1].append(k)
+        alike: dict[tuple[Any, ...], tuple[list[str], Site, list[int]]] = {}
+        for (name, *rest), (site, own) in found.items():
+            key = self.network.stored(name).shape, *rest, *own
+            alike.setdefault(key, ([], site, own))[0].append(name)
         places = torch.arange(self.network.runs, device=self.device)[:, None]
         return [
-            (name, site, torch.isin(places, torch.tensor(own, device=self.device)))
-            for name, site, own in found.values()
+            (names, site, torch.isin(places, torch.tensor(own, device=self.device)))
+            for names, site, own in alike.values()
         ]
 
     def set_levels(self, epoch: int) -> list[float]:
@@ -137,13 +142,16 @@ class Masks:
     def _fill_gradients(self, weights: Sequence[Tensor]) -> None:
         """What the gradient is multiplied by beyond the mask, of all runs at once."""
         runs = self.network.runs
-        for name, extra in self.network.extras.items():
+        for name, extra in self.network.extras.items() if self.passes else ():
             torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra.view(runs, -1))
-        for name, site, where in self.shared:
-            mask, extra, lost = self.network.masks[name], self.network.extras[name], self.network.lost.get(name)
-            left = mask if lost is None else mask * (1 - lost)
-            masked = ~mask * site.in_use(self.network.stored(name), left, runs)
-            extra.view(runs, -1).copy_(torch.where(where, masked.view(runs, -1), extra.view(runs, -1)))
+        for names, site, where in self.shared:  # a few kernels for all layers of a shape instead of as many for each
+            extras = [self.network.extras[name].view(runs, -1) for name in names]
+            mask = left = torch.cat([self.network.masks[name] for name in names])
+            if names[0] in self.network.lost:
+                left = mask * (1 - torch.cat([self.network.lost[name] for name in names]))
+            weight = torch.cat([self.network.stored(name) for name in names])
+            masked = (~mask * site.in_use(weight, left, len(names) * runs)).view(len(names), runs, -1)
+            torch._foreach_copy_(extras, list(torch.where(where, masked, torch.stack(extras))))
         for rule, places in self.rules if self.pulled else ():
             if isinstance(rule, Law):
                 pulls = rule.pull([weights[i] for i in places], self.betas)
