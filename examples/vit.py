@@ -26,7 +26,7 @@ from gibbsprune.training.spec import scale_recipe
 
 RAMP: dict[str, Any] = {"allocation": "global", "until": 0.8}
 METHODS: list[tuple[str, str, dict[str, Any]]] = [
-    ("gibbs", "rising", {"fading": 0.0}),
+    ("gibbs", "rising", {}),
     ("gradual", "annealed", RAMP),
     ("gibbs", "annealed", {**RAMP, "ramp": "cubic", "units": "threshold", "gradient": "straight-through"}),
 ]

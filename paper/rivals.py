@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gibbsprune.text import table
+from gibbsprune.training import RECIPES
 from gibbsprune.training.spec import RunSpec
 
 from .extras import link
@@ -32,7 +33,13 @@ OURS = next(iter(LABELS.values()))
 def label(spec: RunSpec) -> str:
     """What a run is called here; its own name where nothing else is known of it."""
     known = LABELS.get((spec.method, spec.setting("allocation"), spec.recipe.law))
-    return known or spec.name(with_seed=False)
+    if known is None:
+        return spec.name(with_seed=False)
+    gradient, decay = spec.setting("gradient"), spec.recipe.weight_decay
+    other = gradient is not None and gradient != spec.how.settings["gradient"].default(spec)
+    more = [f"{gradient} gradients"] if other else []
+    more += [f"decay {decay:g}"] if decay != RECIPES[spec.recipe.name].weight_decay else []
+    return ", ".join([known, *more])
 
 
 def text(results: Results, folder: Path, page: Path) -> str:
@@ -44,7 +51,8 @@ def text(results: Results, folder: Path, page: Path) -> str:
         "accuracy in percent of the **last** epoch, no test-time augmentation, mean ± standard deviation over seeds, "
         "their number in brackets. All are trained with the same recipe, weight decay included, and equal epochs "
         "unless a row says otherwise; none starts from a trained network. Settings were chosen on held-out training "
-        f"images ({link(folder.parent / 'README.md', page, 'how')}).",
+        f"images ({link(folder.parent / 'README.md', page, 'how')}); before its last choice the recipe had "
+        "straight-through gradients, a decay of 0.0003, and masked weights that fade.",
     ]
     for kind in sorted(kinds):
         own = [group for group in results if _task(group.spec) == kind]
@@ -73,14 +81,20 @@ def _accuracies(groups: Sequence[Group]) -> str:
 
 
 def _order(name: str) -> tuple[int, str]:
-    known = list(LABELS.values())
-    return (known.index(name) if name in known else len(known)), name
+    """Of two that begin alike, the one with less to say comes first."""
+    known = [place for place, start in enumerate(LABELS.values()) if name.startswith(start)]
+    return max(known, default=len(LABELS)), name
+
+
+def _ours(groups: Sequence[Group]) -> str:
+    """What the others are compared with: the recipe ``best``, or where it has not been run what it was before."""
+    return min((name for group in groups if (name := label(group.spec)).startswith(OURS)), default=OURS)
 
 
 def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
     """The recipe ``best`` against every rival of the same sparsity."""
     judge = Judge(groups, folder)
-    ours = {group.spec.sparsity: group for group in groups if label(group.spec) == OURS}
+    ours = {group.spec.sparsity: group for group in groups if label(group.spec) == _ours(groups)}
     found = []
     for group in sorted(groups, key=lambda one: (_order(label(one.spec)), one.spec.sparsity)):
         best = ours.get(group.spec.sparsity)
@@ -91,4 +105,4 @@ def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
 
 def _judged(groups: Sequence[Group], folder: Path) -> list[str]:
     found = differences(groups, folder)
-    return told(found, ("against", "sparsity"), "`best`", groups) if found else []
+    return told(found, ("against", "sparsity"), f"the {_ours(groups)},", groups) if found else []

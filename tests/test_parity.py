@@ -38,8 +38,8 @@ RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "thres
 #: And survivors that are shrunk by the threshold.
 SHRUNK = {**RISING, "survivors": "shrunk"}
 
-#: The law of the recipe ``best``, but for what only an optimiser can do to masked weights.
-RISES = {"fading": 0.0}
+#: The law of the recipe ``best``, which has nothing to set.
+RISES: dict = {}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ BEST = Path(__file__).parents[1] / "results" / "best"
 
 def test_rivals_have_the_recipe_and_the_epochs_of_what_they_are_compared_with():
     specs = declare.read(BEST / "rivals.py").everything({})
-    compared = specs[:36]
-    assert {(spec.model, spec.recipe.name, spec.total_epochs) for spec in compared} == {("resnet20", "best", 200)}
-    kinds = {(spec.method, spec.setting("allocation")) for spec in compared}
-    assert kinds == {("gibbs", "global"), ("gradual", "global"), ("rigl", "erk"), ("feedback", "global")}
-    assert {(spec.sparsity, spec.seed) for spec in compared} == {
-        (p, seed) for p in (0.9, 0.95, 0.98) for seed in range(3)
-    }
+    for compared, decay in ((specs[:36], 5e-4), (specs[36:72], 3e-4)):
+        shared = {(spec.model, spec.recipe.name, spec.recipe.weight_decay, spec.total_epochs) for spec in compared}
+        assert shared == {("resnet20", "best", decay, 200)}
+        kinds = {(spec.method, spec.setting("allocation")) for spec in compared}
+        assert kinds == {("gibbs", "global"), ("gradual", "global"), ("rigl", "erk"), ("feedback", "global")}
+        cells = {(spec.sparsity, spec.seed) for spec in compared}
+        assert cells == {(p, seed) for p in (0.9, 0.95, 0.98) for seed in range(3)}
     assert {spec.recipe.law for spec in specs if spec.recipe.name == "modern"} == {"annealed"}
     known = {spec.name() for spec in specs}
     assert all(file.stem in known for file in BEST.glob("*.json"))

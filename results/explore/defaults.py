@@ -15,7 +15,7 @@ from gibbsprune.hamiltonians import possible
 from gibbsprune.structures import as_structure
 from gibbsprune.training import RECIPES, RunSpec
 
-RISING = RECIPES["best"].replace(epochs=40, batch=64, shift=1, flip=False, anneal_epochs=25)
+RISING = RECIPES["best"].replace(epochs=40, batch=64, weight_decay=3e-4, shift=1, flip=False, anneal_epochs=25)
 DRAWN = RISING.replace(law="annealed")
 PATTERNS = {"2:4": 0.5, "1:4": 0.75, "at-most-3": 0.75, "1x4": 0.75, "4x4": 0.9, "column": 0.75}
 SEEDS = range(4)

@@ -3,7 +3,7 @@
     gibbsprune sweep run results/explore/outputs.py --results build/outputs --work runs/outputs --at-most 32
     python results/explore/outputs.py build/outputs > results/explore/outputs.json
 
-SGD and the decay of the recipe `best`, 40 epochs, 400 of the training images held out. At zero temperature, survivors
+SGD, a decay of 3e-4, 40 epochs, 400 of the training images held out. At zero temperature, survivors
 shrunk, one threshold: gradients straight through, and in proportion to what an output has left. Beside them gradual
 pruning with one threshold and, of neighbourhoods of several weights, masks that are drawn.
 """
@@ -16,9 +16,10 @@ from typing import Any
 
 from gibbsprune.training import RECIPES, RunSpec
 
-RECIPE = RECIPES["best"].replace(epochs=40, batch=64, shift=1, flip=False, anneal_epochs=25)
+RECIPE = RECIPES["best"].replace(epochs=40, batch=64, weight_decay=3e-4, shift=1, flip=False, anneal_epochs=25)
 DRAWN = RECIPE.replace(law="annealed")
 WEIGHTS = {"weight": (0.9, 0.95, 0.98, 0.99, 0.995)}
+PATTERNS = {"2:4": (0.5,), "1:4": (0.75,), "at-most-3": (0.75,)}
 LARGER = {"filter": (0.75, 0.875), "column": (0.75,), "kernel": (0.9, 0.95), "1x4": (0.95,), "4x4": (0.9,)}
 WAYS: list[tuple[str, Any, dict[str, Any]]] = [
     ("gibbs", RECIPE, {"gradient": "straight-through", "survivors": "shrunk"}),
@@ -30,7 +31,7 @@ WAYS: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 def runs() -> Iterable[RunSpec]:
-    for seeds, cells, ways in ((6, WEIGHTS, WAYS[:2] + WAYS[3:4]), (4, LARGER, WAYS)):
+    for seeds, cells, ways in ((6, WEIGHTS, WAYS[:2] + WAYS[3:4]), (4, LARGER, WAYS), (4, PATTERNS, WAYS[:2])):
         for seed in range(seeds):
             for structure, sparsities in cells.items():
                 for sparsity in sparsities:

@@ -16,6 +16,7 @@ from gibbsprune.training import RECIPES, RunSpec
 from gibbsprune.training.spec import scale_recipe
 
 EPOCHS, SEEDS = 60, (0, 1)
+FADING = {0.9: 1.8e-4, 0.95: 3.8e-4, 0.98: 9.8e-4}
 
 
 def run(
@@ -24,7 +25,7 @@ def run(
     structure: str = "weight",
     method: str = "gibbs",
     law: str = "rising",
-    decay: float = 3e-4,
+    decay: float = 5e-4,
     **settings: Any,
 ) -> RunSpec:
     short = scale_recipe(RECIPES["best"], EPOCHS).replace(law=law, weight_decay=decay)
@@ -35,10 +36,10 @@ def run(
 
 
 def runs() -> Iterable[RunSpec]:
-    calm = {"gradient": "proportional", "fading": 0.0}
     for sparsity in (0.98, 0.95, 0.9):
-        ways: list[dict[str, Any]] = [{"gradient": "straight-through"}, calm, calm | {"decay": 5e-4}]
-        for way in [*ways, calm | {"allocation": "lamp"}] if sparsity == 0.98 else ways:
+        fading = {"gradient": "straight-through", "fading": FADING[sparsity], "decay": 3e-4}
+        ways: list[dict[str, Any]] = [fading, {"decay": 3e-4}, {}]
+        for way in [*ways, {"decay": 3e-4, "allocation": "lamp"}] if sparsity == 0.98 else ways:
             yield from (run(sparsity, seed, **way) for seed in SEEDS)
     for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
         gradual = {"method": "gradual", "until": 0.8, "allocation": "global"}

@@ -71,7 +71,7 @@ class GibbsPruner:
         law: "annealed", a temperature that falls, as in the paper, or "rising": none, and a sparsity of the network
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
         gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper; None),
-            "proportional", "straight-through" or "law"; with ``law="rising"`` None for what suits the structure.
+            "proportional" (None with ``law="rising"``), "straight-through" or "law".
         survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole", as in the paper, "shrunk"
             or "rescaled"; None for the first, with ``law="rising"`` what suits the network.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
@@ -113,7 +113,7 @@ class GibbsPruner:
         self.masks: dict[str, GibbsMasked] = {}
         self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
         if law == "rising":
-            schedule, gradient = rising.COLD, gradient or rising.gradient(kind, sparsity)
+            schedule, gradient = rising.COLD, gradient or rising.GRADIENT
             survivors = survivors or rising.survivors(model, kind)
         if self._rises_to is not None:
             sparsity = rising.budget(self._rises_to, epochs)

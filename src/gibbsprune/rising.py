@@ -5,8 +5,8 @@ It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
   network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
-- the gradient of the pruned network is applied to every weight, masked or not; of larger neighbourhoods,
-  and of few weights, to masked ones in proportion to what their output has left.
+- the gradient of the pruned network is applied to every weight, to masked ones in proportion to what their output has
+  left: a batch norm would tear at an output of which nothing is left.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .checks import bad, check_one_of, check_whole
 from .hamiltonians import Hamiltonian
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
 from .selection import Sparsity
-from .structures import Block, Filter, Structure, Weight
+from .structures import Filter, Structure
 
 COLD = ConstantSchedule(math.inf)
-MOST: dict[type[Structure], float] = {Weight: 0.98, Block: 0.75}  # where straight-through gradients still did well
+GRADIENT = "proportional"
 
 
 def budget(sparsity: float, epochs: int) -> Budget:
@@ -39,21 +39,10 @@ def budget(sparsity: float, epochs: int) -> Budget:
     return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
 
 
-def gradient(structure: Structure, sparsity: Sparsity | Schedule | Budget) -> str:
-    """What reaches a masked weight: a batch norm would tear at an output of which nothing is left (docs/theory.md).
-
-    >>> gradient(Weight(), 0.9), gradient(Weight(), 0.99), gradient(Filter(), 0.5)
-    ('straight-through', 'proportional', 'proportional')
-    """
-    if isinstance(sparsity, (Schedule, Budget)):
-        sparsity = sparsity.target() if isinstance(sparsity, Budget) else sparsity(math.inf)
-    most = 1.0 if structure.limited else MOST.get(type(structure), 0.0)
-    return "proportional" if isinstance(sparsity, (int, float)) and sparsity > most else "straight-through"
-
-
 def survivors(model: nn.Module, structure: Structure) -> str:
     """What the law leaves of them: a batch norm makes up for a layer that is shrunk, else the layer has to.
 
+    >>> from .structures import Weight
     >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), Weight()), survivors(nn.Linear(2, 2), Weight())
     ('shrunk', 'rescaled')
     """

@@ -35,16 +35,16 @@ UNTIL = Setting(number(0, 1, above=True), "share of training after which a risin
                 lambda spec: 0.8, "u")  # fmt: skip
 ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (uniform)", lambda spec: "uniform", "")
 
-#: The settings of the law ``rising``; patterns as N:M, which have no sparsity that could rise, know the last alone.
+#: The settings of the law ``rising``; patterns as N:M have no sparsity that could rise, and know the last two alone.
 RISING = {
     "ramp": "cubic",
     "until": RAMPED,
     "allocation": "global",
     "temperature": "zero",
+    "gradient": rising.GRADIENT,
 }
 
 ACTIVE = "active"  # in place of a decay of masked weights: only the others have one
-CROWDED = 2e-5  # its decay of masked weights, for each of them that a kept one has beside it
 
 
 def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
@@ -63,21 +63,11 @@ def _units(spec: RunSpec) -> str:
     return "threshold" if spec.recipe.name == "plain" and spec.hamiltonian != "binary" else "weights"
 
 
-def _gradient(spec: RunSpec) -> str:
-    return rising.gradient(as_structure(spec.structure), spec.sparsity) if spec.recipe.law == "rising" else "masked"
-
-
 def _survivors(spec: RunSpec) -> str:
     """With the law ``rising`` what suits the network: ours have batch norms, others are looked at when made."""
     if spec.recipe.law != "rising":
         return "whole"
     return "auto" if ":" in spec.model else rising.normed_survivors(as_structure(spec.structure))
-
-
-def _fading(spec: RunSpec) -> float:
-    """With the law ``rising`` in proportion to how many masked weights there are for each that is kept."""
-    crowd = spec.sparsity / (1 - spec.sparsity)
-    return float(f"{CROWDED * crowd:.2g}") if spec.recipe.law == "rising" else 0.0
 
 
 class Gibbs(Method):
@@ -96,7 +86,7 @@ class Gibbs(Method):
         "units": Setting(choice("weights", "threshold"),
                          "gibbs: what β is measured in (weights; of one's own data threshold)", _units, "in."),
         "gradient": Setting(choice(*GRADIENTS), "gibbs: what reaches a masked weight (masked)",
-                            _gradient, ""),
+                            _by_law("gradient", "masked"), ""),
         "survivors": Setting(choice(*SURVIVORS, "auto"), "gibbs: what is left of a weight that is kept (whole)",
                              _survivors, ""),
         "temperature": Setting(choice("annealed", "zero"), "gibbs: the law's, or its limit from the start (annealed)",
@@ -108,7 +98,7 @@ class Gibbs(Method):
         "sweeps": Setting(whole(1), "gibbs: sweeps of a chain (50)", lambda spec: SWEEPS, "n"),
         "fading": Setting(or_word(number(0), ACTIVE),
                           "gibbs: decay of masked weights beyond the recipe's, or 'active': they have none (0)",
-                          _fading, "f"),
+                          lambda spec: 0.0, "f"),
     }  # fmt: skip
 
     def check(self, spec: RunSpec) -> None:
