@@ -35,9 +35,10 @@ def label(spec: RunSpec) -> str:
     known = LABELS.get((spec.method, spec.setting("allocation"), spec.recipe.law))
     if known is None:
         return spec.name(with_seed=False)
-    gradient, decay = spec.setting("gradient"), spec.recipe.weight_decay
-    other = gradient is not None and gradient != spec.how.settings["gradient"].default(spec)
-    more = [f"{gradient} gradients"] if other else []
+    words = {"gradient": "{} gradients", "every": "masks of {} step"}
+    own = {name: setting.default(spec) for name, setting in spec.how.settings.items() if name in words}
+    more = [words[name].format(spec.setting(name)) for name, usual in own.items() if spec.setting(name) != usual]
+    decay = spec.recipe.weight_decay
     more += [f"decay {decay:g}"] if decay != RECIPES[spec.recipe.name].weight_decay else []
     return ", ".join([known, *more])
 

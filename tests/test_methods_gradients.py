@@ -1,5 +1,7 @@
 """Rising and shared sparsities, gradients that reach masked weights and fading, in fleets: as alone, resumed."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -88,6 +90,21 @@ def test_the_whole_network_bears_the_sparsity_and_layers_bear_different_shares(d
     rates = [layer["sparsity"] for layer in uniform["layers"]]
     assert max(rates) - min(rates) < 0.02
     assert none["sparsity"] == 0
+
+
+def test_masks_of_feedback_stay_for_as_many_steps_as_asked(digits):
+    fleet = Fleet([spec("feedback", every=every) for every in (1, 4)], digits)
+    fleet.train_epoch()
+    (engine,), found = fleet.engines, [[], []]
+    engine.begin_epoch(1)
+    for _ in range(10):
+        engine.advance()
+        for k, masks in enumerate(found):
+            masks.append(torch.cat([mask.flatten() for mask in fleet.masks(k).values()]))
+    changes = [[not torch.equal(*pair) for pair in itertools.pairwise(masks)] for masks in found]
+    assert all(changes[0])
+    assert [i for i, changed in enumerate(changes[1], 1) if changed] == [4, 8]
+    assert int(found[1][0].sum()) < len(found[1][0])  # renewed when the epoch began
 
 
 def test_masked_weights_live_with_feedback_and_fade_where_asked(digits):

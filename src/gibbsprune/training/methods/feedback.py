@@ -1,9 +1,9 @@
 """Dynamic pruning with feedback (Lin et al. 2020): the largest weights at a sparsity that rises; all go on learning.
 
 The loss is that of the pruned network, and its gradient there is applied to every stored weight, so that one that was
-pruned by mistake comes back. It is the zero-temperature edge of Gibbs pruning with straight-through gradients. Masks
-are renewed at every step (its authors do so every 16). A limited structure, as N:M, has no sparsity that rises: it is
-the largest of each neighbourhood from the first step on.
+pruned by mistake comes back. It is the zero-temperature edge of Gibbs pruning with straight-through gradients, with new
+masks at the first step of an epoch and every 16 from there. A limited structure, as N:M, has no sparsity that rises: it
+is the largest of each neighbourhood from the first step on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...budgets import Budget
+from ...checks import whole
 from ...law import Law
 from ...schedules import Schedule
 from ...site import Site
 from ...structures import KINDS
 from .gibbs import ALLOCATION, UNTIL, check_allocation, shared_out
-from .method import Method
+from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..spec import RunSpec
@@ -30,7 +31,11 @@ class Feedback(Method):
     name = "feedback"
     about = "magnitude pruning on a cubic schedule whose masked weights go on learning (Lin et al.)"
     structures = KINDS
-    settings = {"until": UNTIL, "allocation": ALLOCATION}
+    settings = {
+        "until": UNTIL,
+        "allocation": ALLOCATION,
+        "every": Setting(whole(1), "feedback: steps between two masks (16)", 16, "t"),
+    }
     ends_with = "converged"
 
     def check(self, spec: RunSpec) -> None:
@@ -47,6 +52,9 @@ class Feedback(Method):
 
     def target(self, spec: RunSpec) -> float | Schedule | Budget:
         return shared_out(spec, "cubic")
+
+    def lasting(self, spec: RunSpec) -> int:
+        return int(spec.setting("every"))
 
     def gradient(self, spec: RunSpec) -> str:
         return "straight-through"

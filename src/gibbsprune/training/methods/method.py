@@ -159,6 +159,10 @@ class Method:
         """The rule's parameter (β, α) as a function of the epoch, stretching included."""
         return lambda epoch: 0.0
 
+    def lasting(self, spec: RunSpec) -> int:
+        """For how many steps of an epoch a mask of the rule is in place before the next one."""
+        return 1
+
     def target(self, spec: RunSpec) -> float | Schedule | Budget:
         """The sparsity, or how it rises and is shared out."""
         return spec.sparsity
