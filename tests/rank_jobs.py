@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gibbsprune as gp
 
-KINDS = ("weight", "kernel", "filter", "column", "2x2", "neuron", "2:4", "at-most-5", "pairs")
+KINDS = ("weight", "kernel", "filter", "column", "2x2", "neuron", "2:4", "at-most-5", "pairs", "rising")
 LAYERS = ["2", "5", "7"]
 
 
@@ -25,9 +25,12 @@ def strengths(weights):
 ACROSS = gp.Pairwise({("2", "7"): [(0, 0), (1, 1)]}, strengths, "network", gp.Linear("square", relative=True))
 
 
-def how(kind):
-    """A structure, and a Hamiltonian where it is not the structure's own."""
-    return ("filter", ACROSS) if kind == "pairs" else (kind, None)
+def prune(model, kind, **others):
+    """A structure, or pairs across layers, at a temperature that falls; or the law without one."""
+    how = {"schedule": gp.LogSchedule(0.5, 1e3, 6), "structure": kind}
+    how |= {"structure": "filter", "hamiltonian": ACROSS} if kind == "pairs" else {}
+    how = {"law": "rising", "epochs": 2} if kind == "rising" else how
+    return gp.GibbsPruner(model, 0.5, include=LAYERS, seed=3, **how, **others)
 
 
 def make_net(seed=0):
@@ -46,11 +49,18 @@ def make_net(seed=0):
         ).double()
 
 
+def optimise(model, kind, pruner):
+    """SGD; with the law that has no temperature what is active decays, too."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9, weight_decay=0.01 if kind == "rising" else 0.0)
+    if kind == "rising":
+        pruner.set_decay(optimizer, masked=0.0)
+    return optimizer
+
+
 def make_run(kind, seed=0, **others):
     model = make_net(seed)
-    schedule = gp.LogSchedule(0.5, 1e3, 6)
-    pruner = gp.GibbsPruner(model, 0.5, *how(kind), schedule=schedule, include=LAYERS, seed=3, **others)
-    return model, torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), pruner
+    pruner = prune(model, kind, **others)
+    return model, optimise(model, kind, pruner), pruner
 
 
 def batch(step, part=slice(None)):
@@ -124,7 +134,7 @@ def ddp(rank, folder):
         out[f"resumed from {name}"] = masks(run[2])
     model = make_net(seed=rank)
     wrapped = DistributedDataParallel(model)  # before the pruner, which then finds the same weights everywhere
-    pruner = gp.GibbsPruner(model, 0.5, schedule=gp.LogSchedule(0.5, 1e3, 6), include=LAYERS, seed=3, check_ranks=1)
+    pruner = prune(model, "weight", check_ranks=1)
     advance((model, torch.optim.SGD(model.parameters(), 0.2, momentum=0.9), pruner), 0, 5, wrapped, part)
     out["pruner last"] = masks(pruner)
     # Models that start differently, as DDP allows: they have the same masks once it has sent rank 0's weights.
@@ -164,11 +174,10 @@ def fsdp(rank, folder):
 
             if first == "shards":
                 shard()
-            schedule = gp.LogSchedule(0.5, 1e3, 6)
-            pruner = gp.GibbsPruner(model, 0.5, *how(kind), schedule=schedule, include=LAYERS, seed=3, check_ranks=2)
+            pruner = prune(model, kind, check_ranks=2)
             if first == "pruner":
                 shard()
-            optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+            optimizer = optimise(model, kind, pruner)
             run = model, optimizer, pruner
             advance(run, 0, 10, part=part)
             x = batch(99)[0]
