@@ -358,6 +358,35 @@ def test_masked_weights_have_a_decay_of_their_own(kind: type[torch.optim.Optimiz
     optimizer.step()  # as any
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_masked_weights_decay_alike_whether_gradients_are_scaled_or_not(kind: type[torch.optim.Optimizer]) -> None:
+    """A fused optimiser gets scaled gradients, and is called for steps that are to do nothing."""
+    model = network()
+    pruner = gp.GibbsPruner(model, 0.5, gradient="straight-through")
+    other, twin = copy.deepcopy((model, pruner))
+    scaler, runs = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for net, masks, fused in ((model, pruner, True), (other, twin, False)):
+        optimizer = kind(net.parameters(), lr=0.01, weight_decay=0.2, fused=fused)  # type: ignore[call-arg]
+        masks.set_decay(optimizer, masked=0.5)
+        runs.append((net, masks, optimizer))
+    for step, overflows in enumerate((False, True, False)):
+        x, y = data(step)
+        for net, _, optimizer in runs:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            (scaler.scale(loss) if net is model else loss).backward()
+        if overflows:
+            next(model.parameters()).grad[0] = torch.inf  # type: ignore[index]
+        scaler.step(runs[0][2])
+        scaler.update()
+        if not overflows:
+            runs[1][2].step()
+        for one, theirs in zip(model.parameters(), other.parameters()):
+            torch.testing.assert_close(one, theirs, rtol=1e-4, atol=1e-6)
+        pruner.step()
+        twin.step()
+
+
 @pytest.mark.parametrize(
     ("optimizer", "masked", "told"),
     [(torch.optim.SGD, -1, "masked is -1: allowed are numbers from 0"), (torch.optim.SGD, "x", "masked is 'x'"),

@@ -192,16 +192,21 @@ class Drawing:
         """Before a step: what it will do to masked weights besides following their gradient is made up for."""
         reshard(self.model)
         masks = {id(layer.stored): self.masks[name].mask for name, layer in self.layers.items()}
+        # What a GradScaler tells fused optimisers: that gradients are still scaled, that the step will do nothing.
+        scale, nothing = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 if id(weight) not in masks or weight.grad is None:
                     continue
                 gone, own = cut_like(~masks[id(weight)], weight), group["weight_decay"]
+                if nothing is not None:
+                    gone = gone & (nothing == 0)
                 if isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay"):
                     rate = group["lr"]
                     weight.copy_(torch.where(gone, weight * ((1 - rate * masked) / (1 - rate * own)), weight))
                 else:
-                    weight.grad.addcmul_(weight, gone, value=(masked - own) * (-1 if group.get("maximize") else 1))
+                    change = weight * gone if scale is None else weight * gone * scale
+                    weight.grad.add_(change, alpha=(masked - own) * (-1 if group.get("maximize") else 1))
 
     def _in_use(self, name: str) -> Tensor:
         """How much of the strength of its output each weight finds there."""
