@@ -43,5 +43,5 @@ def runs() -> Iterable[RunSpec]:
             yield from (run(sparsity, seed, **way) for seed in SEEDS)
     for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
         gradual = {"method": "gradual", "until": 0.8, "allocation": "global"}
-        for way in ({}, gradual, {"law": "annealed", "units": "threshold"}):
+        for way in ({}, {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
             yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)
