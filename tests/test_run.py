@@ -153,13 +153,13 @@ def test_a_second_signal_stops_at_once(fleet, tmp_path):
 
 
 def test_a_signal_far_from_the_end_of_the_epoch_does_not_wait(monkeypatch):
-    with Interrupt(patience=-1) as interrupt:
+    with Interrupt(patience=-1) as interrupt, interrupt.waiting():
         interrupt.begin_epoch()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted):
             interrupt.step(1, 10)
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)  # outside an epoch: at once
+        os.kill(os.getpid(), signal.SIGINT)  # before training: at once
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 

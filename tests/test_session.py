@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import pytest
 import torch
 
 from gibbsprune.errors import UserError
 from gibbsprune.training import checkpoint, session
-from gibbsprune.training.interrupt import Interrupt
-from gibbsprune.training.session import Session
+from gibbsprune.training.interrupt import Interrupt, Interrupted
+from gibbsprune.training.session import Session, Watch
 
 
 class Scripted:
@@ -80,6 +82,20 @@ def test_when_it_is_saved(fleet, tmp_path, monkeypatch, every, seconds, saved):
     monkeypatch.setattr(checkpoint, "save", lambda folder, epoch, state: found.append(epoch))
     train(Session(fleet, tmp_path, save_every=every, save_seconds=seconds))
     assert found == saved
+
+
+@pytest.mark.parametrize("when", ["passed", "between"])
+def test_a_signal_that_comes_when_an_epoch_is_no_longer_saved_waits_for_the_next(fleet, tmp_path, monkeypatch, when):
+    def stop(*_) -> bool:
+        if fleet.epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    watch = Watch()
+    monkeypatch.setattr(*((watch, "passed") if when == "passed" else (fleet, "starts_engine")), stop)
+    with pytest.raises(Interrupted):
+        train(Session(fleet, tmp_path, save_seconds=99.0, watch=watch))
+    assert fleet.epoch == checkpoint.checkpoints(tmp_path)[-1][0] == 3
 
 
 def test_it_goes_on_from_its_checkpoint(fleet, tmp_path):

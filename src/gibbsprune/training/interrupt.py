@@ -35,13 +35,14 @@ def terminable() -> Iterator[None]:
 class Interrupt:
     """While entered, a first signal stops the run at the end of its epoch if that is near, else at once.
 
-    A second signal, or one that comes outside an epoch, stops it at once. Either way :class:`Interrupted` is
+    A second signal, or one that comes before or after training, stops it at once. Either way :class:`Interrupted` is
     raised. Outside the main thread, where signals cannot be caught, this does nothing.
 
-    >>> with Interrupt() as interrupt:
-    ...     interrupt.begin_epoch()     # from here a signal waits ...
-    ...     interrupt.step(1, 10)       # ... until this finds the epoch's end too far away
-    ...     interrupt.end_epoch()       # ... or this is reached
+    >>> with Interrupt() as interrupt, interrupt.waiting():  # here a signal waits ...
+    ...     interrupt.begin_epoch()
+    ...     interrupt.step(1, 10)                            # ... until this finds the epoch's end too far away
+    ...     stop = interrupt.requested                       # ... or an epoch is saved because of it
+    ...     interrupt.end_epoch(stop)
     """
 
     def __init__(self, patience: float = 10.0, tell: Callable[[str], object] | None = None) -> None:
@@ -49,7 +50,7 @@ class Interrupt:
         self.tell = tell
         self._told = False
         self.requested = False
-        self._in_epoch = False
+        self._waiting = False
         self._started = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -67,12 +68,21 @@ class Interrupt:
         self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested or not self._in_epoch:
+        if self.requested or not self._waiting:
             raise Interrupted(signal.Signals(number).name)
         self.requested = True
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While entered, a first signal waits for the end of an epoch."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
+
     def begin_epoch(self) -> None:
-        self._in_epoch, self._started = True, time.monotonic()
+        self._started = time.monotonic()
 
     def step(self, done: int, total: int) -> None:
         """Called within an epoch, after ``done`` of its ``total`` steps."""
@@ -84,8 +94,7 @@ class Interrupt:
                 self.tell("stopping after this epoch; Ctrl-C again stops at once")
                 self._told = True
 
-    def end_epoch(self) -> None:
-        """Called when an epoch is safely saved."""
-        self._in_epoch = False
-        if self.requested:
+    def end_epoch(self, stop: bool) -> None:
+        """Stops where that was asked for in time for the epoch to be saved; a later signal waits for the next."""
+        if stop:
             raise Interrupted("stopped after an epoch")

@@ -103,20 +103,20 @@ class Session:
     def train(self, interrupt: Interrupt) -> bool:
         """Trains what is left; False if the time was up first. The last state is saved either way."""
         fleet = self.fleet
-        while fleet.epoch < fleet.epochs:
-            if not self.allowed.epoch(fleet.starts_engine()):
-                self.save()
-                return False
-            interrupt.begin_epoch()
-            records = self._epoch(interrupt)
-            if self.ranks.any(interrupt.requested):
-                interrupt.requested = True
-            if self._due() or interrupt.requested:
-                self.save()
-            if records:
-                self.watch.passed(self, records)
-            interrupt.end_epoch()
-        return self.allowed.end()
+        with interrupt.waiting():
+            while fleet.epoch < fleet.epochs:
+                if not self.allowed.epoch(fleet.starts_engine()):
+                    self.save()
+                    return False
+                interrupt.begin_epoch()
+                records = self._epoch(interrupt)
+                stop = self.ranks.any(interrupt.requested)
+                if self._due() or stop:
+                    self.save()
+                if records:
+                    self.watch.passed(self, records)
+                interrupt.end_epoch(stop)
+            return self.allowed.end()
 
     def _epoch(self, interrupt: Interrupt) -> list[Record | None]:
         """Trains and, where that is due, tests; what the test said."""
