@@ -9,6 +9,7 @@ chains, 3 for a 3×3 grid), sums over all states are cheap.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import bad, check_whole
+from .checks import bad, check_whole, parsed, wholes
 from .errors import UserError
 
 WIDTH = 6  # the greatest width of an exact elimination: tables of 2^7 numbers
@@ -210,9 +211,12 @@ def grid_pairs(grid: Sequence[int], axes: Sequence[int] | None = None) -> np.nda
     >>> grid_pairs((2, 2)).tolist()
     [[0, 2], [1, 3], [0, 1], [2, 3]]
     """
-    index = np.arange(int(np.prod(grid))).reshape(grid)
+    sizes = parsed("grid", grid, wholes(0))
+    index, every = np.arange(math.prod(sizes)).reshape(sizes), range(len(sizes))
     found = [np.empty((0, 2), np.int64)]
-    for axis in range(len(grid)) if axes is None else axes:
+    for axis in every if axes is None else axes:
+        if axis not in every:
+            raise bad("axes", axes, f"some of 0 to {len(sizes) - 1} on a grid of {len(sizes)} axes")
         moved = np.moveaxis(index, axis, 0)
         found.append(np.stack([moved[:-1].ravel(), moved[1:].ravel()], 1))
     return np.concatenate(found)
@@ -230,9 +234,10 @@ def kth_pairs(counts: Sequence[int]) -> np.ndarray:
     >>> kth_pairs((3, 3)).tolist()
     [[0, 0], [1, 1], [2, 2]]
     """
-    if len(counts) != 2 or counts[0] != counts[1]:
-        raise UserError(f"counts are {' and '.join(map(str, counts))}: allowed are two equal ones, k-th with k-th")
-    return np.stack([np.arange(counts[0])] * 2, 1)
+    sizes = parsed("counts", counts, wholes(0))
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        raise UserError(f"counts are {' and '.join(map(str, sizes))}: allowed are two equal ones, k-th with k-th")
+    return np.stack([np.arange(sizes[0])] * 2, 1)
 
 
 def components(size: int, pairs: np.ndarray) -> np.ndarray:
