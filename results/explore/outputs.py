@@ -50,7 +50,7 @@ def told(folder: Path) -> Iterable[dict[str, Any]]:
         spec = result["spec"]
         yield {
             **{name: spec[name] for name in ("method", "structure", "hamiltonian", "sparsity", "seed", "settings")},
-            "law": spec["recipe"]["law"],
+            **{name: spec["recipe"][name] for name in ("law", "epochs")},
             **{name: result[name] for name in ("accuracy", "accuracy_recalibrated")},
             "kept": {layer["name"]: layer["kept"] for layer in result["layers"]},
         }
