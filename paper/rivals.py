@@ -94,8 +94,8 @@ def _ours(groups: Sequence[Group]) -> str:
 
 def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
     """The recipe ``best`` against every rival of the same sparsity."""
-    judge = Judge(groups, folder)
-    ours = {group.spec.sparsity: group for group in groups if label(group.spec) == _ours(groups)}
+    judge, name = Judge(groups, folder), _ours(groups)
+    ours = {group.spec.sparsity: group for group in groups if label(group.spec) == name}
     found = []
     for group in sorted(groups, key=lambda one: (_order(label(one.spec)), one.spec.sparsity)):
         best = ours.get(group.spec.sparsity)

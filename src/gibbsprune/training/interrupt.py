@@ -41,8 +41,8 @@ class Interrupt:
     >>> with Interrupt() as interrupt, interrupt.waiting():  # here a signal waits ...
     ...     interrupt.begin_epoch()
     ...     interrupt.step(1, 10)                            # ... until this finds the epoch's end too far away
-    ...     stop = interrupt.requested                       # ... or an epoch is saved because of it
-    ...     interrupt.end_epoch(stop)
+    ...     if interrupt.requested:                          # ... or somebody asks, and saves
+    ...         raise Interrupted("stopped after an epoch")
     """
 
     def __init__(self, patience: float = 10.0, tell: Callable[[str], object] | None = None) -> None:
@@ -93,8 +93,3 @@ class Interrupt:
             if self.tell is not None and not self._told:
                 self.tell("stopping after this epoch; Ctrl-C again stops at once")
                 self._told = True
-
-    def end_epoch(self, stop: bool) -> None:
-        """Stops where that was asked for in time for the epoch to be saved; a later signal waits for the next."""
-        if stop:
-            raise Interrupted("stopped after an epoch")

@@ -40,8 +40,7 @@ class Masks:
         self.limit = Law([sites[i] for i in self.limited])
         self.levels = [spec.how.level(spec, list(own.values())) for spec, own in zip(specs, network.names)]
         self.betas = torch.zeros(len(specs), dtype=torch.float64, device=device)
-        self.lasting = torch.tensor([spec.how.lasting(spec) for spec in specs], device=device)
-        self.stays = {k for k, spec in enumerate(specs) if spec.how.lasting(spec) > 1}
+        self.lasting = [spec.how.lasting(spec) for spec in specs]
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the epoch so far
         self.sparsities = [site.sparsity for site in sites]
         given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
@@ -129,19 +128,16 @@ class Masks:
         for rule, places in self.rules:  # warm chains go on from the masks that are in place
             going = {"before": [views[i] for i in places]} if self.warm and isinstance(rule, Law) else {}
             jobs.append(partial(rule.draw, [weights[i] for i in places], self.betas, self.streams, **going))
+        due = {lasting: self.steps % lasting == 0 for lasting in set(self.lasting) - {1}}
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
-            before = [views[i] for i in places]
-            torch._foreach_copy_(before, self._due(drawn, before, places) if self.stays else drawn)
+            before, lasting = [views[i] for i in places], [self.lasting[self.network.sites[i][1]] for i in places]
+            parts = zip(lasting, drawn, before)
+            torch._foreach_copy_(before, [torch.where(due[n], new, old) if n in due else new for n, new, old in parts])
         self.steps += 1
         self.shrink(weights)
         self._fill_gradients(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
-
-    def _due(self, drawn: Sequence[Tensor], before: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-        """What was drawn, or where that has to wait what there is."""
-        due, runs = self.steps % self.lasting == 0, [self.network.sites[i][1] for i in places]
-        return [torch.where(due[k], new, old) if k in self.stays else new for new, old, k in zip(drawn, before, runs)]
 
     @torch.no_grad()
     def keep_chains(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from ..files import ReadError
 from . import checkpoint
 from .fleet import Fleet
-from .interrupt import Interrupt
+from .interrupt import Interrupt, Interrupted
 from .places import Place
 from .ranks import ALONE, Ranks
 
@@ -115,7 +115,8 @@ class Session:
                     self.save()
                 if records:
                     self.watch.passed(self, records)
-                interrupt.end_epoch(stop)
+                if stop:  # a signal that comes too late for this epoch to be saved waits for the next
+                    raise Interrupted("stopped after an epoch")
             return self.allowed.end()
 
     def _epoch(self, interrupt: Interrupt) -> list[Record | None]:
