@@ -35,4 +35,4 @@ def runs() -> Iterable[RunSpec]:
                 yield run(structure, sparsity, seed, name, **({} if name == "binary" else {"units": "threshold"}))
         for sparsity in (0.98, 0.99, 0.995):
             for allocation in ("global", "lamp", "erk"):
-                yield run("weight", sparsity, seed, allocation=allocation, gradient="proportional", fading=0.0)
+                yield run("weight", sparsity, seed, allocation=allocation)

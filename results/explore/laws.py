@@ -5,7 +5,7 @@
 
 The recipe `digits` as it is, 400 of the training images held out: each law as it is by default, drawn masks in units of
 the threshold as the pruner draws them, and gradual pruning with one threshold beside them. Filters rise over shorter
-parts of training, too, which lasts four times as long then.
+parts of training, too, and in trainings four times as long.
 """
 
 from collections.abc import Iterable

@@ -3,9 +3,9 @@
     gibbsprune sweep run results/explore/outputs.py --results build/outputs --work runs/outputs --at-most 32
     python results/explore/outputs.py build/outputs > results/explore/outputs.json
 
-SGD, a decay of 3e-4, 40 epochs, 400 of the training images held out. At zero temperature, survivors
-shrunk, one threshold: gradients straight through, and in proportion to what an output has left. Beside them gradual
-pruning with one threshold and, of neighbourhoods of several weights, masks that are drawn.
+SGD, a decay of 3e-4, 40 epochs, 400 of the training images held out. At zero temperature, survivors shrunk, one
+threshold: gradients straight through, and in proportion to what an output has left. Beside them gradual pruning with
+one threshold and, of neighbourhoods of several weights, masks that are drawn.
 """
 
 import json
@@ -36,10 +36,9 @@ def runs() -> Iterable[RunSpec]:
             for structure, sparsities in cells.items():
                 for sparsity in sparsities:
                     for method, recipe, settings in ways:
-                        own = {"fading": 0.0, **settings} if recipe is RECIPE else settings
                         yield RunSpec(
                             "digits:heldout=400", "resnet8", method, structure, sparsity=sparsity, recipe=recipe,
-                            seed=seed, settings=own,
+                            seed=seed, settings=settings,
                         )  # fmt: skip
 
 
