@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Seque
     budget = (1 - removed) * float(costs @ counts) * (1 + 1e-12)
     found = 0
     for shift, width in DIGITS:
-        each = np.stack([_digits(mean, layer, shift, width, found) for mean, layer in zip(means, layers)])
+        each = _digits(means, layers, shift, width, found)
         upto = kept[:, None] + np.cumsum(each[:, ::-1], 1)[:, ::-1]  # (layers, digits): kept, if from this digit on
         fits = costs @ np.maximum(upto, np.array(least)[:, None]) <= budget  # from some digit on
         digit = len(fits) - 1 - int(fits.sum())  # the first that does not
@@ -62,15 +62,34 @@ def one_threshold(layers: Sequence[Share], means: Sequence[Tensor], least: Seque
     return keeps.tolist()
 
 
-def _digits(mean: Tensor, layer: Share, shift: int, width: int, found: int) -> np.ndarray:
-    """A histogram of some digits of a layer's priorities, among those whose digits above are ``found``."""
-    total = np.zeros(1 << width, np.int64)
-    for part in mean.detach().split(CHUNK):
-        bits = (part * (layer.size / layer.cost)).float().view(torch.int32)
+def _digits(means: Sequence[Tensor], layers: Sequence[Share], shift: int, width: int, found: int) -> np.ndarray:
+    """Histograms (layers, digits) of some digits of the layers' priorities, where the digits above are ``found``.
+
+    Layers are counted together, up to CHUNK elements at once: a GPU is waited for once, not for each of them.
+    """
+    total = np.zeros(len(layers) << width, np.int64)
+    for parts in _together(means):
+        scales = [layers[index].size / layers[index].cost for index, _ in parts]
+        bits = torch.cat([part * scale for (_, part), scale in zip(parts, scales)]).float().view(torch.int32)
+        owner = torch.tensor([index for index, _ in parts]).repeat_interleave(torch.tensor([len(v) for _, v in parts]))
+        places = (owner.to(bits.device) << width) + ((bits >> shift) & ((1 << width) - 1))
         if (shift, width) != DIGITS[0]:
-            bits = bits[(bits >> (shift + width)) == found]
-        total += torch.bincount((bits >> shift) & ((1 << width) - 1), minlength=1 << width).cpu().numpy()
-    return total
+            places = places[(bits >> (shift + width)) == found]
+        total += torch.bincount(places, minlength=len(total)).cpu().numpy()
+    return total.reshape(len(layers), -1)
+
+
+def _together(means: Sequence[Tensor]) -> Iterator[list[tuple[int, Tensor]]]:
+    """Pieces of layers, each with the layer's index, of at most CHUNK elements together and on one device."""
+    group: list[tuple[int, Tensor]] = []
+    for index, mean in enumerate(means):
+        for piece in mean.detach().split(CHUNK):
+            taken = sum(len(part) for _, part in group)
+            if group and (taken + len(piece) > CHUNK or group[0][1].device != piece.device):
+                yield group
+                group = []
+            group.append((index, piece))
+    yield group
 
 
 def erdos_renyi(layers: Sequence[Share], removed: float, floor: float = 0.0) -> list[float]:
