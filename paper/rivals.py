@@ -106,4 +106,6 @@ def differences(groups: Sequence[Group], folder: Path) -> list[Difference]:
 
 def _judged(groups: Sequence[Group], folder: Path) -> list[str]:
     found = differences(groups, folder)
-    return told(found, ("against", "sparsity"), f"the {_ours(groups)},", groups) if found else []
+    ours = _ours(groups)
+    name = f"the {ours}," if "," in ours else f"the {ours}"  # a clause ends before what follows
+    return told(found, ("against", "sparsity"), name, groups) if found else []
