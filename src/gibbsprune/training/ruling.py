@@ -128,16 +128,25 @@ class Masks:
         for rule, places in self.rules:  # warm chains go on from the masks that are in place
             going = {"before": [views[i] for i in places]} if self.warm and isinstance(rule, Law) else {}
             jobs.append(partial(rule.draw, [weights[i] for i in places], self.betas, self.streams, **going))
-        due = {lasting: self.steps % lasting == 0 for lasting in set(self.lasting) - {1}}
         for (_, places), drawn in zip(self.rules, self.lanes.run(jobs, self.device)):
-            before, lasting = [views[i] for i in places], [self.lasting[self.network.sites[i][1]] for i in places]
-            parts = zip(lasting, drawn, before)
-            torch._foreach_copy_(before, [torch.where(due[n], new, old) if n in due else new for n, new, old in parts])
+            before = [views[i] for i in places]
+            torch._foreach_copy_(before, self._lasting(places, drawn, before))
         self.steps += 1
         self.shrink(weights)
         self._fill_gradients(weights)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
+
+    def _lasting(self, places: Sequence[int], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
+        """The masks drawn at sites, and where those before last for more than this step, those."""
+        masks, lasting = list(drawn), [self.lasting[self.network.sites[i][1]] for i in places]
+        for steps in set(lasting) - {1}:  # those alike as one piece: on a GPU each by itself costs a kernel
+            mine = [n for n, own in enumerate(lasting) if own == steps]
+            new, old = (torch.cat([part[n].flatten() for n in mine]) for part in (drawn, before))
+            kept = torch.where(self.steps % steps == 0, new, old).split([before[n].numel() for n in mine])
+            for n, mask in zip(mine, kept):
+                masks[n] = mask.view_as(before[n])
+        return masks
 
     @torch.no_grad()
     def keep_chains(self) -> None:
