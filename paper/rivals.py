@@ -17,6 +17,7 @@ from .words import NETWORK, NOTHING, network, number, share
 #: What runs are called, the one that is compared with the others first: method, allocation, law.
 LABELS = {
     ("gibbs", "global", "rising"): "recipe `best`",
+    ("gibbs", "balanced", "rising"): "recipe `best`",  # of kernels and filters
     ("gradual", "global", "rising"): "gradual, one threshold",
     ("gradual", "uniform", "rising"): "gradual, layer by layer",
     ("feedback", "global", "rising"): "feedback, one threshold",

@@ -33,6 +33,8 @@ def runs() -> Iterable[RunSpec]:
             how = recipe.replace(law=law)
             for structure, sparsity in cells:
                 own: dict[str, Any] = {"fading": FADING[sparsity]} if law == "rising" else {}
+                if law == "rising" and structure == "1x4":
+                    own["allocation"] = "global"  # as the law had it then
                 if method == "gradual" and structure in ("weight", "1x4"):
                     own = {"allocation": "global"}
                 yield RunSpec(

@@ -100,6 +100,19 @@ def test_erk_has_the_ratios_of_its_formula_and_the_density_asked_for() -> None:
     assert sum(s * layer.count for s, layer in zip(dense, layers)) == pytest.approx(0.8 * total)
 
 
+@given(st.floats(0.05, 0.99), st.integers(0, 5))
+def test_balanced_layers_keep_most_of_their_share_by_shape_and_the_largest_beyond(target: float, seed: int) -> None:
+    layers, values = single(), [v * 100.0**k for k, v in enumerate(squares(weights(seed)))]  # of unlike scales
+    keeps = Budget(target, allocation="balanced").keeps(layers, values)
+    assured = [max(1, int(0.75 * share * layer.count)) for share, layer in zip(erdos_renyi(layers, target), layers)]
+    assert all(keep >= least for keep, least in zip(keeps, assured))
+    freely = [i for i, (keep, least) in enumerate(zip(keeps, assured)) if keep > least]
+    kept = [values[i].sort(descending=True).values for i in freely]
+    cut = min((float(v[keeps[i] - 1]) for i, v in zip(freely, kept)), default=math.inf)
+    best_left = [float(v.sort(descending=True).values[keep]) for v, keep in zip(values, keeps) if keep < len(v)]
+    assert not freely or max(best_left, default=0.0) <= cut  # one threshold, for all that none is assured of
+
+
 @given(st.floats(0.0, 0.99), st.integers(2, 300))
 def test_uniform_is_what_every_layer_keeps_by_itself(target: float, count: int) -> None:
     layers = [Share((count,), count, 1, 1.0), Share((7,), 7, 1, 1.0)]

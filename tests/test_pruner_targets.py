@@ -314,6 +314,20 @@ def test_the_rising_law_ends_with_the_sparsity_asked_for_and_masks_that_were_tra
         torch.testing.assert_close(left[kept].abs().mean(), weight[kept].abs().mean())
 
 
+def test_under_the_rising_law_no_layer_of_filters_starves_whatever_its_scale() -> None:
+    model, epochs = network(), 4
+    with torch.no_grad():
+        model[2].weight.mul_(0.01)
+    kept = {}
+    for way in ("balanced", "global"):
+        sparsity = 0.5 if way == "balanced" else gp.Budget(gp.CubicSchedule(0.0, 0.5, 3))  # the law's own, and not
+        pruner = gp.GibbsPruner(copy.deepcopy(model), sparsity, "filter", law="rising", epochs=epochs)
+        pruner.set_epoch(epochs - 1)
+        kept[way] = {name: int(layer.mask.flatten(1).any(1).sum()) for name, layer in pruner.masks.items()}
+    assert kept["global"]["2"] == 1
+    assert kept["balanced"]["2"] >= 4
+
+
 def test_the_rising_law_learns_how_long_training_lasts_when_it_begins() -> None:
     early, late = (gp.GibbsPruner(network(), 0.9, law="rising", epochs=epochs) for epochs in (12, 200))
     late.lasts(12)

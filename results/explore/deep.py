@@ -1,11 +1,11 @@
 """Held-out search: what a deep network needs under the law `rising`; ResNet-56 on CIFAR-10.
 
-    gibbsprune sweep run results/explore/deep.py --results results/explore/deep --work runs/explore --at-most 18
+    gibbsprune sweep run results/explore/deep.py --results results/explore/deep --work runs/explore --at-most 20
 
-On the test set some of its first blocks keep one weight per layer, and accuracy goes with them. Against that: a floor
-under every layer, half of what the network keeps; shares by shape (ERK); batch norms without decay, which shrinks the
-scale of a block that is hardly needed and with it the gradient of its weights. At 90 % nothing dies, and the network
-learns its training images by heart: does more decay help, and how does feedback fare?
+On the test set some of its first blocks keep one weight per layer, and accuracy goes with them. Against that: three
+quarters of its share by shape assured to every layer (`balanced`), or shares by shape alone (ERK); batch norms without
+decay, which shrinks the scale of a block that is hardly needed and with it the gradient of its weights. At 90 % nothing
+dies, and the network learns its training images by heart: does more decay help, and how does feedback fare?
 """
 
 from collections.abc import Iterable
@@ -31,9 +31,9 @@ def runs() -> Iterable[RunSpec]:
     for seed in SEEDS:
         for sparsity in (0.98, 0.95):
             yield run(sparsity, seed)
-            yield run(sparsity, seed, floor=(1 - sparsity) / 2)
-            yield run(sparsity, seed, allocation="erk")
+            yield from (run(sparsity, seed, allocation=shared) for shared in ("balanced", "erk"))
         yield run(0.9, seed)
+        yield run(0.9, seed, allocation="balanced")
         yield from (run(sparsity, seed, "feedback", allocation="global") for sparsity in (0.95, 0.9))
     for seed in SEEDS:
         yield from (run(sparsity, seed, recipe={"decay_on": "convolutions"}) for sparsity in (0.98, 0.95, 0.9))

@@ -43,5 +43,6 @@ def runs() -> Iterable[RunSpec]:
             yield from (run(sparsity, seed, **way) for seed in SEEDS)
     for structure, sparsity in (("kernel", 0.9), ("filter", 0.75)):
         gradual = {"method": "gradual", "until": 0.8, "allocation": "global"}
-        for way in ({}, {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
+        one = {"allocation": "global"}  # as the law had it then
+        for way in (one, one | {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
             yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)

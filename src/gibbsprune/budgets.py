@@ -6,6 +6,7 @@ is spent. With M neighbourhoods of n weights in a layer, w̄² their mean square
 =========  =====================================================================================================
 uniform    every layer keeps the same share, as the paper does
 global     priority n·w̄²/c: one threshold for the network, the most energy for the cost
+balanced   the same, but that every layer keeps three quarters of what ``erk`` would give it, whatever its scale
 lamp       priority of the j-th smallest of a layer, w̄²_j / Σ_{i ≥ j} w̄²_i (Lee et al. 2021)
 erk        shares proportional to (Σ dimensions) / (Π dimensions) of the weight (Evci et al. 2020), at most 1
 =========  =====================================================================================================
@@ -48,9 +49,10 @@ from .structures import Filter, Structure
 from .threshold import kept_count, mean_squares
 from .weights import Layer
 
-ALLOCATIONS = ("uniform", "global", "lamp", "erk")
+ALLOCATIONS = ("uniform", "global", "balanced", "lamp", "erk")
 MEASURES = ("weights", "macs", "latency")
 TIMED = ("global", "lamp")  # what finds shares by adding up costs
+ASSURED = 0.75  # what a layer has of its share by "erk" in any case, where the allocation is "balanced"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Budget:
     Args:
         weights: the fraction of their weights that is removed, or a schedule of it; 0.9 unless another one is given.
         macs: instead, the fraction of their multiply-adds, or a schedule of it.
-        allocation: "uniform", "global", "lamp" or "erk"; with ``latency`` "global" or "lamp".
+        allocation: "uniform", "global", "balanced", "lamp" or "erk"; with ``latency`` "global" or "lamp".
         floor: the least share of a layer's neighbourhoods that stays, at most what the budget leaves of all; at least
             one always does.
         round_to: kept neighbourhoods of a layer are a multiple of this (filters in eights, as hardware likes them).
@@ -118,7 +120,10 @@ class Budget:
                 self._rounded(kept_count(removed, layer.count) if shares is None else share * layer.count, layer, low)
                 for layer, share, low in zip(layers, shares or [0.0] * len(layers), least)
             ]
-        if self.allocation == "global" and self.round_to == 1 and all(layer.table is None for layer in layers):
+        if self.allocation == "balanced":
+            sure = (ASSURED * share * layer.count for share, layer in zip(erdos_renyi(layers, removed), layers))
+            least = [max(low, math.floor(own)) for low, own in zip(least, sure)]
+        if self.allocation != "lamp" and self.round_to == 1 and all(layer.table is None for layer in layers):
             return one_threshold(layers, means, least, removed)
         return self._greedy(layers, means, least, removed)
 
@@ -155,7 +160,7 @@ class Budget:
         return [min(layer.count, int(n) * step) for layer, n in zip(layers, groups)]
 
     def _priority(self, descending: np.ndarray, layer: Share) -> np.ndarray:
-        if self.allocation == "global":
+        if self.allocation != "lamp":
             return descending * (layer.size / layer.cost)
         tail = np.cumsum(descending)  # Σ of those at least as large
         return np.divide(descending, tail, out=np.zeros_like(tail), where=tail > 0)

@@ -116,7 +116,7 @@ class GibbsPruner:
             schedule, gradient = rising.COLD, gradient or rising.GRADIENT
             survivors = survivors or rising.survivors(model, kind)
         if self._rises_to is not None:
-            sparsity = rising.budget(self._rises_to, epochs)
+            sparsity = rising.budget(self._rises_to, epochs, kind)
         gradient, survivors = gradient or "masked", survivors or "whole"
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
@@ -168,7 +168,7 @@ class GibbsPruner:
     def lasts(self, epochs: int) -> None:
         """The defaults for a training of so many epochs, where they become known only when it begins."""
         if self._rises_to is not None:
-            self._plan = Targets(rising.budget(self._rises_to, epochs), self._plan.shares, self._plan.tied)
+            self._plan = Targets(rising.budget(self._rises_to, epochs, self._kind), self._plan.shares, self._plan.tied)
         elif self.schedule is not rising.COLD:
             self.schedule = self.hamiltonian.annealing(epochs, self._sizes)
         self.set_epoch(self.epoch)

@@ -3,6 +3,7 @@
 It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the search on held-out images found best:
 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
+  where not single weights are decided on, every layer is assured of three quarters of what its shape would give it;
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
   network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
 - the gradient of the pruned network is applied to every weight, to masked ones in proportion to what their output has
@@ -23,26 +24,31 @@ from .checks import bad, check_one_of, check_whole
 from .hamiltonians import Hamiltonian
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
 from .selection import Sparsity
-from .structures import Filter, Structure
+from .structures import Filter, Structure, Weight
 
 COLD = ConstantSchedule(math.inf)
 GRADIENT = "proportional"
 
 
-def budget(sparsity: float, epochs: int) -> Budget:
+def budget(sparsity: float, epochs: int, structure: Structure) -> Budget:
     """One threshold for the network, at a sparsity that is reached after 90 % of training, before its last epoch.
 
-    >>> [round(budget(0.9, 10).target(epoch), 3) for epoch in (0, 3, 9)]
+    >>> [round(budget(0.9, 10, Weight()).target(epoch), 3) for epoch in (0, 3, 9)]
     [0.0, 0.633, 0.9]
     """
     ramp = min(round(RAMPED * epochs), epochs - 1)
-    return Budget(CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity)
+    rises = CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity
+    return Budget(rises, allocation=allocation(structure))
+
+
+def allocation(structure: Structure) -> str:
+    """How layers share the sparsity: what is larger than a weight has a scale that depends on its layer's size."""
+    return "global" if isinstance(structure, Weight) else "balanced"
 
 
 def survivors(model: nn.Module, structure: Structure) -> str:
     """What the law leaves of them: a batch norm makes up for a layer that is shrunk, else the layer has to.
 
-    >>> from .structures import Weight
     >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), Weight()), survivors(nn.Linear(2, 2), Weight())
     ('shrunk', 'rescaled')
     """

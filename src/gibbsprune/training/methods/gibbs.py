@@ -39,7 +39,6 @@ ALLOCATION = Setting(choice(*ALLOCATIONS), "how layers share the sparsity (unifo
 RISING = {
     "ramp": "cubic",
     "until": RAMPED,
-    "allocation": "global",
     "temperature": "zero",
     "gradient": rising.GRADIENT,
 }
@@ -52,10 +51,15 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
 
     def default(spec: RunSpec) -> Any:
         lacks = name in ("ramp", "until") and as_structure(spec.structure).limited
-        lacks |= name == "allocation" and shares_nothing(spec)
         return RISING[name] if spec.recipe.law == "rising" and not lacks else annealed
 
     return default
+
+
+def _allocation(spec: RunSpec) -> str:
+    """As the law has it, where layers share anything."""
+    shared = spec.recipe.law == "rising" and not shares_nothing(spec)
+    return rising.allocation(as_structure(spec.structure)) if shared else "uniform"
 
 
 def _units(spec: RunSpec) -> str:
@@ -80,7 +84,7 @@ class Gibbs(Method):
         "ramp": Setting(choice("constant", "linear", "cubic"), "gibbs: how the sparsity rises (constant)",
                         _by_law("ramp", "constant"), ""),
         "until": dataclasses.replace(UNTIL, default=_by_law("until", 0.8)),
-        "allocation": dataclasses.replace(ALLOCATION, default=_by_law("allocation", "uniform")),
+        "allocation": dataclasses.replace(ALLOCATION, default=_allocation),
         "floor": Setting(number(0, 1), "gibbs: where layers share a sparsity, the least share of each that stays (0)",
                          lambda spec: 0.0, "l"),
         "units": Setting(choice("weights", "threshold"),
