@@ -143,9 +143,10 @@ def test_floors_and_multiples(allocation: str) -> None:
     keeps = Budget(0.75, allocation=allocation, round_to=8).keeps(layers, means)
     assert all(keep % 8 == 0 or keep == layer.count for keep, layer in zip(keeps, layers))
     assert min(keeps) >= 8
-    budget = Budget(0.75, allocation=allocation, floor=0.2)
+    floor = 0.06 if allocation == "balanced" else 0.2
+    budget = Budget(0.75, allocation=allocation, floor=floor)
     floored = budget.keeps(layers, means)
-    assert all(keep >= 0.2 * layer.count for keep, layer in zip(floored, layers))
+    assert all(keep >= floor * layer.count for keep, layer in zip(floored, layers))
     assert keeps_to(budget, layers, floored)
 
 
@@ -250,6 +251,7 @@ def test_a_budget_that_rises() -> None:
         (lambda: Budget(0.9, macs=0.5), "macs is 0.5"),
         (lambda: Budget(0.9, allocation="best"), "allocation is 'best'"),
         (lambda: Budget(0.9, floor=1.5), "floor is 1.5"),
+        (lambda: Budget(0.9, allocation="balanced", floor=0.05), "floor is 0.05: allowed are numbers up to 0.025"),
         (lambda: Budget(macs=0.9, latency=0.5), "latency is 0.5: allowed are None beside macs=0.9"),
         (lambda: Budget(latency=0.5, allocation="erk"), "allocation is 'erk': allowed are 'global', 'lamp' with"),
         (lambda: Budget(0.9, round_to=0), "round_to is 0"),

@@ -93,7 +93,8 @@ class Budget:
         if self.latency is not None and self.allocation not in TIMED:
             raise bad("allocation", self.allocation, f"{listed(TIMED)} with a budget of latency")
         check_number("floor", self.floor, number(0, 1))
-        if self.latency is None and self.floor > (most := 1 - self.target()) + 1e-9:
+        free = 1 - ASSURED if self.allocation == "balanced" else 1.0  # of what stays, nobody's yet
+        if self.latency is None and self.floor > (most := free * (1 - self.target())) + 1e-9:
             raise bad("floor", self.floor, f"numbers up to {most:.3g} where {self.target():g} of all is removed")
         check_whole("round_to", self.round_to)
 
