@@ -505,7 +505,7 @@ def test_loading_makes_the_final_masks_void(digits):
 
 
 def test_trial_steps_leave_no_trace(digits):
-    plain = [spec(0), spec(1, structure="kernel")]
+    plain = [spec(0, SGD.replace(law="rising")), spec(1, structure="kernel")]
     dropping = [one.replace(model="own_networks:dropping") for one in plain]
     for specs in (plain, dropping):
         quiet, tried = Fleet(specs, digits), Fleet(specs, digits)

@@ -23,6 +23,7 @@ class Terminal(io.StringIO):
 
 GIBBS = {"loss": 1.23456, "test_accuracy": 0.8712, "beta": 0.7, "agreement": 0.5123, "lr": 0.001}
 COLD = {"loss": 0.01234, "test_accuracy": 0.9812, "beta": 10000.0, "agreement": 1.0, "lr": 0.001}
+RISING = {"loss": 0.5, "test_accuracy": 0.9, "beta": None, "agreement": None, "sparsity": 0.632, "lr": 0.001}
 DENSE = {"loss": 0.5, "test_accuracy": 0.9, "beta": None, "agreement": None, "lr": 0.001}
 
 PLAIN = """\
@@ -30,6 +31,7 @@ runs/x
 epoch  1/12  loss  1.2346  accuracy  87.12 %  β 0.7      agreement  51.23 %  0:22 left
 epoch  2/12  loss  0.0123  accuracy  98.12 %  β 10,000   agreement 100.00 %  1:50 left
 epoch  3/12  loss  0.5000  accuracy  90.00 %  1:39 left
+epoch  4/12  loss  0.5000  accuracy  90.00 %  sparsity  63.20 %  1:06 left
 """
 
 
@@ -44,6 +46,7 @@ def test_plain_lines():
     shown.epoch(2, [COLD])
     now.time = 133
     shown.epoch(3, [DENSE])
+    shown.epoch(4, [RISING])
     shown.close()
     assert stream.getvalue() == PLAIN
 

@@ -4,8 +4,10 @@ import contextlib
 import copy
 import io
 import json
+import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -334,6 +336,24 @@ def test_a_disk_that_fills_up_loses_nothing(fleet, tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.endswith("continue with: gibbsprune train --resume cut\n")
     run.resume("cut")
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_without_a_temperature_tells_how_its_sparsity_rises(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = RECIPES["digits"].replace(law="rising", epochs=3, batch=256)
+    folder = run.start([RunSpec(model="resnet8", recipe=recipe)], out="rising", device="cpu").folder
+    told = [float(number) for number in re.findall(r"sparsity +([0-9.]+) %", capsys.readouterr().out)]
+    assert told == pytest.approx([0, 78.75, 90], abs=0.05)
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [(entry["beta"], entry["agreement"]) for entry in metrics] == [(None, None)] * 3
+    assert [100 * entry["sparsity"] for entry in metrics] == pytest.approx(told, abs=0.01)
+    assert (folder / "rising.png").exists()
+    assert not (folder / "annealing.png").exists()
+    assert [shot.beta for shot in load_snapshots(folder / "snapshots")] == [math.inf] * 3
+    layers = json.loads((folder / "result.json").read_text())["layers"]
+    assert len({round(layer["target"], 2) for layer in layers}) > 1
+    assert all(layer["sparsity"] == pytest.approx(layer["target"], abs=1e-3) for layer in layers)  # its own share
 
 
 @pytest.mark.usefixtures("one_thread")

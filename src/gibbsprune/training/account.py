@@ -31,7 +31,7 @@ def write_summary(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
 def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Sequence[str] | None) -> str:
     """The text of the summary; ``drawn`` names the pictures beside it, None says that none could be drawn."""
     spec, mixed = folder.specs[0], is_mixed(folder.specs)
-    annealed = any(one.method == "gibbs" for one in folder.specs)
+    annealed = any(_annealed(one) for one in folder.specs)
     parts = [
         f"# {folder.path.name}",
         f"{len(results)} runs of {spec.model} on {spec.data}, trained together." if mixed else headline(spec, results),
@@ -42,7 +42,7 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
     if drawn is None:
         parts.append("No pictures: matplotlib is not installed (`pip install 'gibbsprune[demo]'`).")
     elif drawn:
-        captions = CAPTIONS if annealed else {**CAPTIONS, "curves.png": "Accuracy and loss over the epochs."}
+        captions = CAPTIONS if annealed else CAPTIONS | COLD_CAPTIONS
         parts.append("## Pictures")
         parts += [f"![{captions[name]}]({name})\n\n{captions[name]}" for name in drawn]
     layers = results[0].get("layers") or []
@@ -60,7 +60,7 @@ def summary_text(folder: RunFolder, results: Sequence[dict[str, Any]], drawn: Se
 
 def result_note(specs: Sequence[RunSpec]) -> str:
     """What the columns of annealed runs mean."""
-    ends = {spec.recipe.final for spec in specs if spec.method == "gibbs"}
+    ends = {spec.recipe.final for spec in specs if _annealed(spec)}
     final = {"sample": "which is one more draw from the law", "converged": "which is the converged one"}
     which = final[ends.pop()] if len(ends) == 1 else "one more draw from the law or the converged one"
     return (
@@ -84,6 +84,18 @@ CAPTIONS = {
 }
 
 
+COLD_CAPTIONS = {
+    "curves.png": "Accuracy and loss over the epochs.",
+    "rising.png": "The sparsity rises, and is then held.",
+    "masks.png": "One layer's mask while the sparsity rises.",
+}
+
+
+def _annealed(spec: RunSpec) -> bool:
+    """Whether masks are drawn at a temperature that falls."""
+    return spec.method == "gibbs" and not spec.how.cold(spec)
+
+
 def is_mixed(specs: Sequence[RunSpec]) -> bool:
     """Whether runs of a fleet differ in more than their seeds."""
     return len({spec.name(with_seed=False) for spec in specs}) > 1
@@ -99,8 +111,8 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
         return f"{spec.model} on {spec.data}, {spec.method}, reached {reached} test accuracy."
     nonzero, parameters = results[0]["nonzero"], results[0]["parameters"]
     agreement = min(result.get("agreement") or 1.0 for result in results)
-    drawn, caution = spec.method == "gibbs" and spec.recipe.final == "sample", ""
-    if agreement < CONVERGED and spec.method == "gibbs":
+    drawn, caution = _annealed(spec) and spec.recipe.final == "sample", ""
+    if agreement < CONVERGED and _annealed(spec):
         caution = (
             f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, "
             f"so that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
@@ -179,7 +191,8 @@ def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
         return []  # curves of different methods have no common mean
     histories = [result["curve"] for result in results if result["curve"]]
     here = Path(str(folder.path))
-    dense, annealed = not folder.specs[0].how.prunes, folder.specs[0].method == "gibbs"
+    spec = folder.specs[0]
+    dense, annealed = not spec.how.prunes, _annealed(spec)
     drawn = []
     if histories:
         pictures.draw_curves(here / "curves.png", histories, dense or not annealed)
@@ -189,6 +202,9 @@ def _draw(folder: RunFolder, results: Sequence[dict[str, Any]]) -> list[str]:
     if histories and annealed:
         pictures.draw_annealing(here / "annealing.png", histories)
         drawn.append("annealing.png")
+    elif histories and spec.how.cold(spec) and "sparsity" in histories[0][0]:
+        pictures.draw_rising(here / "rising.png", histories)
+        drawn.append("rising.png")
     if results[0].get("layers"):
         pictures.draw_layers(here / "layers.png", results[0]["layers"])
         drawn.append("layers.png")

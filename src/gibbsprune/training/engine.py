@@ -188,8 +188,10 @@ class Engine:
         self.ranks.sum_(self.loss_sum)
         self.ranks.sum_(self.correct)
         seen = self.batches.steps * self.batches.batch
-        agreement = self.masks.agreement(self.network.mask_views(), self.masks.limits())
-        drawn = [spec.how.ends_with == "drawn" for spec in self.specs]
+        masks = self.network.mask_views()
+        agreement = self.masks.agreement(masks, self.masks.limits())
+        removed = self.masks.agreement(masks, [torch.zeros_like(mask) for mask in masks])
+        drawn = [spec.how.ends_with == "drawn" and not spec.how.cold(spec) for spec in self.specs]
         return [
             {
                 "loss": self.loss_sum[k].item() / self.batches.steps,
@@ -197,6 +199,7 @@ class Engine:
                 "lr": self.rates[k],
                 "beta": self.beta_values[k] if drawn[k] else None,
                 "agreement": agreement[k] if drawn[k] else None,
+                "sparsity": removed[k] if self.specs[k].how.prunes else None,
             }
             for k in range(self.runs)
         ]

@@ -37,7 +37,7 @@ SHARED = (
 )
 
 #: What a run that has not started did in an epoch, and how it did in a test.
-WAITING = {"loss": math.nan, "train_accuracy": math.nan, "lr": 0.0, "beta": None, "agreement": None}
+WAITING = {"loss": math.nan, "train_accuracy": math.nan, "lr": 0.0, **dict.fromkeys(("beta", "agreement", "sparsity"))}
 UNKNOWN = {"accuracy": math.nan, "loss": math.nan}
 
 
@@ -90,7 +90,7 @@ class Fleet:
         self.predictions: list[Tensor] = []  # after finish: the class that each run sees in each test image
 
     def train_epoch(self, progress: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
-        """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement."""
+        """Trains one epoch and says, per run: loss, train_accuracy, lr, beta, agreement, sparsity."""
         self.final = None
         active = self._active(self.epoch)
         for engine in active:
@@ -168,9 +168,9 @@ class Fleet:
     def model(self, k: int) -> nn.Module:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""
         engine, i = self.home[k]
+        engine.masks.shrink()
         if self.final is not None:
             return engine.network.extract(i, self.arrays, self.final[k])
-        engine.masks.shrink()
         masks = {name: mask for (name, run, _), mask in zip(engine.network.sites, engine.masks.limits()) if run == i}
         return engine.network.extract(i, self.arrays, masks)
 
@@ -197,7 +197,7 @@ class Fleet:
             for name, site in engine.network.names[i].items():
                 kind = engine.network.layers[name].kind.removeprefix("Fused")
                 kept = round((1 - site.removed) * math.prod(site.shape))
-                rows.append({"run": spec.seed, "kind": kind, **_layer(name, site, spec, kept)})
+                rows.append({"run": spec.seed, "kind": kind, **_layer(name, site, spec.sparsity, kept)})
         return rows
 
     def trial_steps(self, count: int) -> float:
@@ -262,8 +262,10 @@ class Fleet:
 def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     total = engine.network.size()
     layers: list[dict[str, Any]] = []
+    shares = engine.masks.shares(k)
     for name, site in engine.network.names[k].items():
-        layers.append(_layer(name, site, engine.specs[k], int(masks[name].sum())))
+        target = shares[name] if shares else engine.specs[k].sparsity
+        layers.append(_layer(name, site, target, int(masks[name].sum())))
     prunable, left = sum(layer["weights"] for layer in layers), sum(layer["kept"] for layer in layers)
     return {
         "sparsity": 1 - left / prunable if prunable else 0.0,
@@ -273,11 +275,11 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _layer(name: str, site: Site, spec: RunSpec, kept: int) -> dict[str, Any]:
+def _layer(name: str, site: Site, target: float, kept: int) -> dict[str, Any]:
     """What is told of a pruned layer."""
     weights = math.prod(site.shape)
     told = {"name": name, "weights": weights, "kept": kept, "sparsity": 1 - kept / weights}
-    return {**told, "neighbourhoods": site.count, "target": spec.sparsity}
+    return {**told, "neighbourhoods": site.count, "target": target}
 
 
 def _check_shared(specs: Sequence[RunSpec]) -> None:

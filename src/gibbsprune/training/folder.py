@@ -29,7 +29,7 @@ ABOUT |= {"resumed": list, "device": str, "data_sha256": str, "ranks": int}
 TENSORS = ("model.safetensors", "masks.safetensors", "kept.safetensors")
 OWN_FILES = ("run.json", "result.json", "metrics.jsonl", "summary.md", *TENSORS)
 OWN_FOLDERS = ("checkpoints", "snapshots", "tensorboard", "wandb")
-PICTURES = ("curves.png", "annealing.png", "layers.png", "masks.png", "profile.png")
+PICTURES = ("curves.png", "annealing.png", "rising.png", "layers.png", "masks.png", "profile.png")
 
 
 def fleet_name(specs: Sequence[RunSpec]) -> str:

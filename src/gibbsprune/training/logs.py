@@ -23,7 +23,7 @@ from .session import Record
 from .spec import RunSpec
 
 PROJECT = "gibbsprune"
-EPOCH = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "lr")
+EPOCH = ("loss", "train_accuracy", "test_loss", "test_accuracy", "beta", "agreement", "sparsity", "lr")
 END = ("accuracy", "accuracy_converged", "accuracy_recalibrated", "sparsity", "parameters", "nonzero", "seconds")
 
 

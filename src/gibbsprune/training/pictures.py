@@ -81,6 +81,14 @@ def draw_curves(path: Path, histories: Sequence[History], dense: bool) -> None:
     save(figure, path)
 
 
+def draw_rising(path: Path, histories: Sequence[History]) -> None:
+    """The share of the weights that is masked, over the epochs."""
+    figure, axes = figure_of(4.5, 3.4)
+    _lines(axes[0, 0], histories, "sparsity", GREEN, "sparsity", "-", 100)
+    tidy(axes[0, 0], "Weights that are masked, %")
+    save(figure, path)
+
+
 def draw_annealing(path: Path, histories: Sequence[History]) -> None:
     """β and the agreement of the sampled mask with the converged one, over the epochs."""
     figure, axes = figure_of(9, 3.4, 1, 2)
@@ -141,10 +149,12 @@ def draw_masks(path: Path, snapshots: Sequence[Snapshot]) -> None:
         ax.set_xticks([])
         ax.set_yticks([])
         kept = 100 * shown.mean()
-        ax.set_title(f"β = {show_beta(shot.beta)}, epoch {shot.epoch}: {kept:.0f} % kept", fontsize=9)
+        beta = f"β = {show_beta(shot.beta)}, " if math.isfinite(shot.beta) else ""
+        ax.set_title(f"{beta}epoch {shot.epoch}: {kept:.0f} % kept", fontsize=9)
     axes[0, 0].set_ylabel("output channel", fontsize=8)
     axes[rows - 1, 0].set_xlabel("input channel", fontsize=8)
-    figure.suptitle(f"Mask of {snapshots[0].layer} as it cools (dark: kept)", fontsize=11)
+    how = "as it cools" if math.isfinite(snapshots[0].beta) else "as its sparsity rises"
+    figure.suptitle(f"Mask of {snapshots[0].layer} {how} (dark: kept)", fontsize=11)
     save(figure, path)
 
 

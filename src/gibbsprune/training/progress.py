@@ -106,6 +106,8 @@ class PlainProgress(Lines):
         ]
         if not math.isnan(beta := mean(records, "beta")):
             parts += [f"β {show_beta(beta):<7}", "agreement " + _shown(100 * mean(records, "agreement"), "6.2f", " %")]
+        elif not math.isnan(sparsity := mean(records, "sparsity")):
+            parts.append("sparsity " + _shown(100 * sparsity, "6.2f", " %"))
         self.note("  ".join([*parts, f"{clock(self.left(number))} left"]))
 
     def close(self) -> None:
@@ -129,7 +131,7 @@ class RichProgress(PlainProgress):
             TextColumn("[dim]{task.fields[extra]}"),
             console=self.console,
         )
-        self.history: list[tuple[float, float, float, float]] = []  # loss, accuracy, beta, agreement
+        self.history: list[list[float]] = []  # loss, accuracy, beta, agreement, sparsity
         self.title = ""
         self.live = Live(console=self.console, refresh_per_second=8, get_renderable=self.render)
 
@@ -143,8 +145,8 @@ class RichProgress(PlainProgress):
         self.bars.update(self.inner, completed=done, total=total)
 
     def epoch(self, number: int, records: Sequence[Mapping[str, Any]]) -> None:
-        loss, accuracy, beta, agreement = (mean(records, key) for key in ("loss", "test_accuracy", "beta", "agreement"))
-        self.history.append((loss, accuracy, beta, agreement))
+        shown = ("loss", "test_accuracy", "beta", "agreement", "sparsity")
+        self.history.append([mean(records, key) for key in shown])
         self.bars.update(self.whole, completed=number, extra=f"{clock(self.left(number))} left")
 
     def render(self) -> Any:
@@ -163,12 +165,13 @@ class RichProgress(PlainProgress):
             ("accuracy, converged mask", 1, "6.2f", 100.0, " %"),
             ("β", 2, "", 1.0, ""),
             ("mask agreement", 3, "6.2f", 100.0, " %"),
+            ("sparsity", 4, "6.2f", 100.0, " %"),
         ]
         for label, column, form, scale, unit in rows:
             past = [entry[column] for entry in self.history]
             now = scale * past[-1] if past else math.nan
             if past and math.isnan(now) and column >= 2:
-                continue  # a dense run has neither β nor a mask
+                continue  # a dense run has no mask, others may have no β
             trend = [math.log(v) if v > 0 else math.nan for v in past] if column == 2 else past
             text = show_beta(now) if column == 2 and past else _shown(now, form, unit)
             table.add_row(label, text, sparkline(trend))

@@ -112,6 +112,12 @@ class Masks:
                 wanted[i] = now[sites[i][0]]
         self.set_sparsities(wanted)
 
+    def shares(self, k: int) -> dict[str, float]:
+        """The sparsity of each of a run's layers now, where they have one of the network to share."""
+        shared = k in self.targets and self.targets[k].shared
+        sites = zip(self.network.sites, self.sparsities)
+        return {name: sparsity for (name, run, _), sparsity in sites if run == k} if shared else {}
+
     def set_sparsities(self, sparsities: Sequence[float]) -> None:
         """One per site."""
         if list(sparsities) != self.sparsities:

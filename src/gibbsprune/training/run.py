@@ -8,6 +8,7 @@ all that; the others train along.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -209,8 +210,9 @@ class _Writing(Watch):
 
     def drawn(self, fleet: Fleet) -> None:
         spec = fleet.specs[0]
-        annealed = (spec.recipe.anneal_epochs or spec.recipe.epochs) * spec.stretch
-        shown = fleet.epoch in snapshot_epochs(annealed, fleet.epochs)
+        recipe, until = spec.recipe, spec.setting("until")
+        rises = round(until * recipe.epochs) if spec.how.cold(spec) and until else recipe.anneal_epochs or recipe.epochs
+        shown = fleet.epoch in snapshot_epochs(rises * spec.stretch, fleet.epochs)
         self.masks = [fleet.masks(k) for k in range(len(fleet.specs))] if shown else []
 
     def tested(self, session: Session, records: Sequence[Record | None]) -> None:
@@ -221,9 +223,10 @@ class _Writing(Watch):
             )
         self.folder.append_metrics(records)
         self.logs.add(records)
-        for run, masks, record in zip(self.folder.runs, self.masks, records):
-            if record is not None and record["beta"] is not None:  # others have no picture of how they freeze
-                save_snapshot(run / "snapshots", masks, record["epoch"], record["beta"])
+        for run, spec, masks, record in zip(self.folder.runs, self.folder.specs, self.masks, records):
+            if record is not None and spec.method == "gibbs":  # others have no picture of how they freeze
+                beta = math.inf if record["beta"] is None else record["beta"]
+                save_snapshot(run / "snapshots", masks, record["epoch"], beta)
 
     def passed(self, session: Session, records: Sequence[Record | None]) -> None:
         self.progress.epoch(session.fleet.epoch, [record for record in records if record is not None])
