@@ -56,9 +56,9 @@ ORDER = [
     "rising",
     "drawing",
     "summary",
+    "recalibration",
     "saving",
     "pruner",
-    "recalibration",
 ]
 FOLDERS = ("structures", "samplers")
 FILES = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -253,6 +254,20 @@ def test_shrunk_survivors(structure: str, survivors: str) -> None:
         gp.GibbsPruner(network(), 0.5, survivors="half")
 
 
+@pytest.mark.parametrize(("steps", "lags"), [(4, True), (60, False)])
+def test_batch_norms_that_lag_behind_a_short_training_are_told_of(steps: int, lags: bool) -> None:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)]
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(256, 10))
+    pruner = gp.GibbsPruner(model, 0.9, law="rising", epochs=4)
+    train(model, pruner, 4, steps=steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pruner.finalize()
+    told = [str(warning.message) for warning in caught]
+    assert [text.startswith(f"the sparsity rose {steps} steps ago") for text in told] == [True] * lags
+
+
 def test_the_gradient_of_a_law_needs_independent_weights() -> None:
     with pytest.raises(gp.UserError, match="gradient is 'law'"):
         gp.GibbsPruner(network(), 0.5, "filter", gradient="law")
@@ -335,9 +350,50 @@ def test_the_rising_law_learns_how_long_training_lasts_when_it_begins() -> None:
         early.set_epoch(epoch)
         late.set_epoch(epoch)
         assert torch.equal(masks(early), masks(late))
-    annealed = gp.GibbsPruner(network(), 0.9)
-    annealed.lasts(12)
-    assert annealed.schedule == gp.GibbsPruner(network(), 0.9, epochs=12).schedule
+    annealed, other = (gp.GibbsPruner(network(), 0.9, law="annealed", epochs=epochs) for epochs in (12, 200))
+    other.lasts(12)
+    assert annealed.schedule == other.schedule
+
+
+def test_under_the_rising_law_the_sparsity_rises_within_an_epoch_where_fractions_are_set() -> None:
+    pruner, shared = gp.GibbsPruner(network(), 0.9, law="rising", epochs=3), []
+    for step in range(100):
+        pruner.set_epoch(step / 50)
+        pruner.step()
+        shared.append(1 - float(masks(pruner).float().mean()))
+    wanted = [0.9 * (1 - (1 - step / 100) ** 3) for step in range(100)]
+    assert shared == sorted(shared)
+    assert max(abs(one - other) for one, other in zip(shared, wanted)) < 0.02
+    assert 30 < len(set(shared)) <= 60  # of a hundred steps, not each
+
+
+@pytest.mark.parametrize("given", ["mapping", "function", "schedules"])
+def test_under_the_rising_law_layers_may_have_sparsities_of_their_own(given: str) -> None:
+    model, epochs = network(), 8
+    asked = {"2": 0.5, "5": 0.0, "7": 0.9}
+    sparsity = {
+        "mapping": asked,
+        "function": asked.__getitem__,
+        "schedules": asked | {"7": gp.LinearSchedule(0, 0.9, 4)},
+    }
+    pruner = gp.GibbsPruner(model, sparsity[given], law="rising", epochs=epochs)  # type: ignore[arg-type]
+    assert bool(masks(pruner).all())
+    pruner.set_epoch(4)
+    now = float(pruner.masks["7"].mask.float().mean())
+    assert now == pytest.approx(0.1 if given == "schedules" else 1 - 0.9 * (1 - (1 - 4 / 7) ** 3), abs=1e-3)
+    train(model, pruner, epochs)
+    pruner.finalize()
+    assert [layer.achieved for layer in pruner.summary().layers] == pytest.approx([*asked.values()], abs=0.01)
+
+
+def test_patterns_beside_weights_have_nothing_that_rises() -> None:
+    model, epochs = network(), 5
+    both: dict = {"5": "weight", "7": "2:4"}
+    pruner = gp.GibbsPruner(model, {"5": 0.8, "7": 0.5}, include=both, law="rising", epochs=epochs)
+    assert [float(layer.mask.float().mean()) for layer in pruner.masks.values()] == [1.0, 0.5]
+    train(model, pruner, epochs)
+    pruner.finalize()
+    assert [layer.achieved for layer in pruner.summary().layers] == pytest.approx([0.8, 0.5], abs=0.01)
 
 
 @pytest.mark.parametrize("masked", [0.0, 0.5])
@@ -417,7 +473,8 @@ def test_a_decay_that_cannot_be_is_refused(optimizer: object, masked: object, to
 @pytest.mark.parametrize(
     "given",
     [{"law": "falling"}, {"law": "rising", "hamiltonian": "square"}, {"law": "rising", "schedule": lambda epoch: 1.0},
-     {"law": "rising", "sparsity": {"0": 0.5}}, {"law": "rising", "epochs": 0}],
+     {"law": "rising", "sampler": "exact"}, {"law": "rising", "warm": True}, {"law": "rising", "gradient": "law"},
+     {"law": "rising", "sparsity": {"2": 0.5, "5": "x", "7": 0.5}}, {"law": "rising", "epochs": 0}],
 )  # fmt: skip
 def test_what_the_rising_law_has_not_is_refused_before_anything_changes(given: dict) -> None:
     model = network()

@@ -1,6 +1,7 @@
 """A run's spec: what it fills in, what it refuses and how, its round trip and its name."""
 
 import json
+import re
 
 import pytest
 
@@ -185,12 +186,12 @@ def test_names_tell_other_changes_apart():
 @pytest.mark.parametrize("epochs", [1, 2, 7, 200])
 def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
-    assert spec.how.target(spec) == rising.budget(0.95, epochs, Weight())
+    assert spec.how.target(spec) == rising.plan("rising", 0.95, Weight(), {}, epochs)
     assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("proportional", "shrunk")
     patterned = spec.replace(structure="2:4", sparsity=None)
     assert (patterned.how.gradient(patterned), patterned.how.survivors(patterned)) == ("proportional", "shrunk")
     filters = spec.replace(structure="filter")
-    assert filters.how.target(filters) == rising.budget(0.95, epochs, Filter())
+    assert filters.how.target(filters) == rising.plan("rising", 0.95, Filter(), {}, epochs)
     assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
     own = spec.replace(model="package:network")  # which may have no batch norm
     assert own.how.survivors(own) == "auto"
@@ -206,3 +207,16 @@ def test_a_recipes_law_gives_way_to_settings_and_to_patterns():
     assert RunSpec(structure="2:4", recipe=best).how.target(RunSpec(structure="2:4", recipe=best)) == 0.5
     assert RunSpec(structure="neuron", recipe=best).setting("allocation") == "uniform"
     assert RunSpec(recipe=best).replace(recipe=RECIPES["modern"]) == RunSpec(recipe=RECIPES["modern"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"hamiltonian": "sign"}, "hamiltonian is 'sign': allowed are None with law 'rising', which has no temperature"),
+     ({"sampler": "independent"}, "sampler is 'independent': allowed are 'auto' with"),
+     ({"settings": {"gradient": "law"}}, "gradient is 'law': allowed are 'masked', 'proportional'"),
+     ({"structure": "kernel", "settings": {"chain": "warm"}}, "chain is 'warm': allowed are 'cold' with"),
+     ({"recipe": RECIPES["best"].replace(beta_end=10)}, "beta_end is 10.0: allowed are None with")],
+)  # fmt: skip
+def test_the_recipe_best_refuses_what_only_a_temperature_has(given, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        RunSpec(**{"recipe": RECIPES["best"], **given})

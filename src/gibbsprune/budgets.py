@@ -42,7 +42,7 @@ from .errors import UserError
 from .latency import tables
 from .looking import arguments, plain_eval
 from .schedules import Schedule
-from .selection import Sparsity, targets
+from .selection import Sparsity, by_layer, targets
 from .shares import Share, erdos_renyi, one_threshold
 from .site import Site, units_of
 from .structures import Filter, Structure
@@ -176,37 +176,45 @@ class Targets:
     """The sparsity of each layer at an epoch, from whatever was given for it.
 
     Args:
-        sparsity: a number, a mapping or function from layer name, a :class:`Schedule` or a :class:`Budget`.
+        sparsity: a number or a :class:`Schedule`, a mapping or function from layer name to such, or a :class:`Budget`.
         shares: the layers by name, as a budget knows them.
         tied: layers that go with another one, by the name of that.
     """
 
     def __init__(
         self,
-        sparsity: Sparsity | Schedule | Budget,
+        sparsity: Sparsity | Budget,
         shares: Mapping[str, Share],
         tied: Mapping[str, str] | None = None,
     ) -> None:
-        self.given, self.shares, self.tied = sparsity, dict(shares), dict(tied or {})
-        self.rises = isinstance(sparsity, Schedule)
-        self.shared = isinstance(sparsity, Budget)
+        self.shares, self.tied = dict(shares), dict(tied or {})
+        self.budget = sparsity if isinstance(sparsity, Budget) else None
+        self.asked = by_layer(sparsity, list(shares)) if not isinstance(sparsity, Budget) else {}
+        self.rises = any(isinstance(value, Schedule) for value in self.asked.values())
+        self.reached = 0.0  # by the budget, when it was shared out last
 
     def at(self, epoch: float, means: Callable[[], Sequence[Tensor]]) -> dict[str, float]:
         """By layer name; ``means`` gives the w̄² of the layers' neighbourhoods, which only a budget asks for."""
-        given, names = self.given, list(self.shares)
-        if isinstance(given, Schedule):
-            return dict.fromkeys(names, check_sparsity(given(epoch)))
-        if not isinstance(given, Budget):
-            return targets(given, names)
-        keeps = given.keeps(list(self.shares.values()), means(), epoch)
+        if self.budget is None:
+            return targets(self.asked, epoch)
+        self.reached = self.budget.target(epoch)
+        keeps = self.budget.keeps(list(self.shares.values()), means(), epoch)
         found = {name: sparsity_keeping(keep, share.count) for keep, (name, share) in zip(keeps, self.shares.items())}
         return found | {name: found[first] for name, first in self.tied.items()}
 
+    def due(self, epoch: float) -> bool:
+        """Whether there may be other sparsities: budgets are shared out when one begins, or they have risen by 1 %."""
+        if self.budget is None:
+            return self.rises
+        return epoch == int(epoch) or self.budget.target(epoch) - self.reached > 0.01 * self.budget.target()
+
     def risen(self, epoch: float) -> tuple[float, float]:
-        """The sparsity at an epoch, and that in the end, where it may rise; else twice the same."""
-        if isinstance(self.given, Schedule):
-            return self.given(epoch), self.given(math.inf)
-        return (self.given.target(epoch), self.given.target()) if isinstance(self.given, Budget) else (0.0, 0.0)
+        """The sparsity at an epoch, and that in the end: of a budget, or of the layer that loses most."""
+        if self.budget is not None:
+            return self.budget.target(epoch), self.budget.target()
+        end = targets(self.asked)
+        most = max(end, key=end.__getitem__)
+        return targets(self.asked, epoch)[most], end[most]
 
     def means(self, layers: Mapping[str, Layer], structure: Structure) -> list[Tensor]:
         """w̄² of the neighbourhoods of every layer, or of those that are shared out as one."""

@@ -288,3 +288,11 @@ def unrisen(now: float, end: float, epoch: float) -> str:
         f"the sparsity has risen to {now:.1%} of the weights by epoch {epoch:g}, and {end:.1%} are removed now, with "
         "which the network was not trained: give the pruner the epochs of the training, and call set_epoch() in each"
     )
+
+
+def stale(steps: int) -> str:
+    """The warning of batch norms that lag behind survivors which were shrunk so many steps ago."""
+    return (
+        f"the sparsity rose {steps} steps ago, and the running statistics of batch norms are still those of stronger "
+        "weights: estimate them anew with gp.recalibrate(model, batches), or train for longer"
+    )

@@ -277,14 +277,19 @@ class Drawing:
         for names in self.by_device():
             self.fill(names, beta)
 
-    def take_off(self, masks: Mapping[str, Tensor]) -> None:
-        """Burns masks into the weights and removes the parametrisations; a layer without a mask stays as it is."""
+    @torch.no_grad()
+    def lost(self) -> dict[str, Tensor]:
+        """The share of its value that every weight loses now, where any does."""
+        if all(masked.lost is None for masked in self.masks.values()):
+            return {}
+        reshard(self.model)
+        return {name: gone for names in self.by_device() for name, gone in zip(names, self._lost(names))}
+
+    def take_off(self, masks: Mapping[str, Tensor], lost: Mapping[str, Tensor]) -> None:
+        """Burns masks and what survivors lose into the weights, and removes the parametrisations; a layer without a
+        mask stays as it is."""
         for handle in self._decays.values():
             handle.remove()
-        lost: dict[str, Tensor] = {}
-        if masks and any(masked.lost is not None for masked in self.masks.values()):
-            for names in self.by_device():
-                lost.update(zip(names, self._lost(names)))
         for score in self.scores.values():
             score.detach()
         for name, layer in self.layers.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from . import rising
 from .budgets import Budget, Targets, shares_of, tied_to
 from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
-from .diagnostics import Diagnostics, unconverged, unrisen
-from .distributed import compare_ranks, whole
+from .diagnostics import Diagnostics, stale, unconverged, unrisen
+from .distributed import compare_ranks
 from .drawing import Drawing
 from .errors import UserError
 from .hamiltonians import Hamiltonian, as_hamiltonian
@@ -23,13 +24,14 @@ from .holding import hold
 from .importance import check_importance
 from .law import CONVERGED
 from .masking import GibbsMasked
+from .recalibration import lagging
 from .samplers import SWEEPS
 from .saving import pack, read_state
 from .schedules import Schedule, beta_at
 from .selection import Selectors, Sparsity, select
 from .site import check_gradient, layer_sites
 from .structures import Structure, as_structure, given_sparsity
-from .summary import LayerSummary, Summary, other_weights
+from .summary import Summary, summarised
 from .survivors import SURVIVORS
 from .weights import check_module, untied
 
@@ -52,14 +54,12 @@ class GibbsPruner:
 
     Args:
         model: any module; its weights (:mod:`gibbsprune.weights`) are masked in place.
-        sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a mapping or function from layer
-            name; a :class:`Schedule`, as ``CubicSchedule(0, 0.9, epochs)``, for one that rises; a :class:`Budget` for
-            all layers together.
+        sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a :class:`Schedule` for one that
+            rises; a mapping or function from layer name to such; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"filter"``, ``"2:4"``, ``"head"`` or another of :mod:`gibbsprune.structures`.
-        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, which are the paper's; None
-            for the structure's best with β in units of the threshold, so that one schedule suits every network:
-            ``Linear("square", relative=True)`` where single weights are decided on, else ``Quadratic(1.05,
-            relative=True)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, the paper's; None for the
+            structure's best with β in units of the threshold, which suits every network: ``Linear("square",
+            relative=True)`` where single weights are decided on, else ``Quadratic(1.05, relative=True)``.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates, or as a mapping from patterns to
             structures (see :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose
@@ -67,7 +67,7 @@ class GibbsPruner:
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
-        epochs: how long the training lasts, for the default schedule (200 as in the paper).
+        epochs: how long the training lasts, for the ramp of the sparsity or the schedule of β (200 as in the paper).
         law: "annealed", a temperature that falls, as in the paper, or "rising": none, and a sparsity of the network
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
         gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper; None),
@@ -86,7 +86,7 @@ class GibbsPruner:
     def __init__(
         self,
         model: nn.Module,
-        sparsity: Sparsity | Schedule | Budget | None = None,
+        sparsity: Sparsity | Budget | None = None,
         structure: str | Structure = "weight",
         hamiltonian: str | Hamiltonian | None = None,
         schedule: Schedule | Callable[[Any], float] | None = None,
@@ -111,18 +111,20 @@ class GibbsPruner:
         if sparsity is None or isinstance(sparsity, (int, float)):
             sparsity = given_sparsity(sparsity, kind)
         self.masks: dict[str, GibbsMasked] = {}
-        self._rises_to = rising.check_law(law, kind, sparsity, hamiltonian, schedule, epochs)
-        if law == "rising":
+        self.law = rising.check_law(
+            law, gradient, hamiltonian=hamiltonian, schedule=schedule, sampler=sampler, warm=warm
+        )
+        if self.law == "rising":
             schedule, gradient = rising.COLD, gradient or rising.GRADIENT
             survivors = survivors or rising.survivors(model, kind)
-        if self._rises_to is not None:
-            sparsity = rising.budget(self._rises_to, epochs, kind)
         gradient, survivors = gradient or "masked", survivors or "whole"
         self.hamiltonian = as_hamiltonian(hamiltonian, kind)
         self.layers, self._skipped = select(model, kind, include, exclude, example_inputs)
         if isinstance(self.hamiltonian, Coupled):  # whose pairs are those of one layer
             self.layers = untied(self.layers)
         kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
+        self._rising = partial(rising.plan, self.law, sparsity, kind, kinds)
+        sparsity = self._rising(epochs)
         limited = [own.spelling for own in kinds.values() if own.limited]
         if limited and isinstance(sparsity, (Schedule, Budget)):
             raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {limited[0]!r}")
@@ -135,15 +137,15 @@ class GibbsPruner:
         check_importance(importance, self.hamiltonian, gradient, self.layers)
         for what, value, least in (("sweeps", sweeps, 1), ("check_ranks", check_ranks, 0)):
             check_whole(what, value, least)
-        if not (schedule is None or callable(schedule)) or isinstance(schedule, type):
+        if isinstance(schedule, type) or not (schedule is None or callable(schedule)):
             raise bad("schedule", schedule, "schedules and functions from the epoch to beta")
         self._sizes = [math.prod(site.shape) for site in sites.values()]
         self.schedule = schedule or self.hamiltonian.annealing(epochs, self._sizes)
         self.epoch: float = 0
         self.beta: float = self._beta(0)
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
-        self.steps, self.finalized = 0, False
-        pruned = {name for name in self.layers if self._targets[name] or self._plan.shared}
+        self.steps, self._rose, self.finalized = 0, 0, False
+        pruned = {name for name in self.layers if self._targets[name] or self._plan.budget}
         self._drawing = Drawing(model, self.layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
         try:
@@ -162,29 +164,29 @@ class GibbsPruner:
         """Gives the layers other sparsities; whether any is another one."""
         changed, self._now = sparsities != self._now, sparsities
         if changed:
+            self._rose = self.steps
             self._drawing.set_sparsities(sparsities)
         return changed
 
     def lasts(self, epochs: int) -> None:
         """The defaults for a training of so many epochs, where they become known only when it begins."""
-        if self._rises_to is not None:
-            self._plan = Targets(rising.budget(self._rises_to, epochs, self._kind), self._plan.shares, self._plan.tied)
-        elif self.schedule is not rising.COLD:
+        self._plan = Targets(self._rising(epochs), self._plan.shares, self._plan.tied)
+        if self.law == "annealed":
             self.schedule = self.hamiltonian.annealing(epochs, self._sizes)
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: float) -> None:
         """Sets β and a sparsity that rises to their values for ``epoch``, counted from 0; it may be a fraction.
 
-        When an epoch begins, a budget is shared out anew, and the masks that are there for its first step are drawn
-        again at its own β and sparsity, from the same random numbers.
+        When an epoch begins, a budget is shared out anew (at fractions where it has risen by a hundredth), and the
+        masks that are there for its first step are drawn again at its own β and sparsity, from the same random numbers.
         """
         beta, before = self._beta(epoch), self.beta
         self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
         begins, changed = self.epoch == int(self.epoch), False
         if self.finalized:
             return
-        if self._plan.rises or (begins and self._plan.shared):
+        if self._plan.due(self.epoch):
             changed = self._set_sparsities(self._plan.at(self.epoch, self._means))
         if begins and (changed or beta != before):
             self._drawing.draw(self.beta, self.steps, again=True)
@@ -233,15 +235,16 @@ class GibbsPruner:
     def finalize(self, draw: str = "converged") -> nn.Module:
         """Burns the final masks into the weights, removes the parametrisations and returns the model.
 
-        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for. ``"sample"``
-        takes one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since.
-        A warning says where the masks of training have not converged, or a sparsity has not risen to its end: the rest
-        goes all the same. The pruned weights stay zero if the model is trained on.
+        ``draw="converged"`` takes x_cvg, the masks of ``model.eval()``, at exactly the sparsity asked for, ``"sample"``
+        one more draw from the law, as in the paper: that of the last :meth:`step`, if nothing has changed since. Where
+        masks have not converged, or a sparsity has not risen to its end, the rest goes all the same, with a warning.
+        The pruned weights stay zero if the model is trained on.
         """
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._drawing.check_finite(self.steps)
         now, end = self._plan.risen(self.epoch)
+        lost = self._drawing.lost()  # by survivors, as they were trained: what goes beyond takes nothing from them
         short = now != end and self._set_sparsities(self._plan.at(math.inf, self._means))
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
@@ -249,9 +252,11 @@ class GibbsPruner:
                 self.masks[name].mask.copy_(mask)
         if short and self.steps >= TRAINED:
             warnings.warn(unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
+        elif self._rose and not short and lost and lagging(self.model, ago := self.steps - self._rose):
+            warnings.warn(stale(ago), stacklevel=3)
         elif (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             warnings.warn(unconverged(agreement, self.beta, self.hamiltonian.coupling, draw), stacklevel=3)
-        self._drawing.take_off(final)
+        self._drawing.take_off(final, lost)
         for name, mask in final.items():
             hold(self.layers[name].module, mask, self.layers[name].parameter)
         self.finalized = True
@@ -259,7 +264,7 @@ class GibbsPruner:
 
     def take_off(self) -> None:
         """Removes the masks and leaves the weights as they are; the pruner is done."""
-        self._drawing.take_off({})
+        self._drawing.take_off({}, {})
         self.finalized = True
 
     def _check_open(self, what: str, look: bool = True) -> None:
@@ -274,15 +279,8 @@ class GibbsPruner:
         """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
         if not self.finalized:
             self._drawing.check()
-        layers, kind = [], self._kind
-        for name, layer in self.layers.items():
-            site, target = self._drawing.sites[name], self._targets[name]
-            zeros = float((whole(layer.weight) == 0).float().mean()) if self.finalized else site.at(target).removed
-            layers.append(LayerSummary(name, layer.kind, *site.sizes, target, zeros, site.sampler))
-        total = sum(parameter.numel() for parameter in self.model.parameters())
-        others, vectors = other_weights(self.model, self.layers.values())
-        tied = {name: site.unit for name, site in self._drawing.sites.items() if site.unit not in ("", name)}
-        return Summary(kind.spelling, layers, dict(self._skipped), total, others, vectors, tied, kind.plural)
+        sites = {name: site.at(self._targets[name]) for name, site in self._drawing.sites.items()}
+        return summarised(self.model, self._kind, self.layers, sites, self._targets, self._skipped, self.finalized)
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
@@ -317,4 +315,5 @@ class GibbsPruner:
             masked.mask.copy_(saved.masks[name])
         self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
         self._set_sparsities(saved.sparsities or self._targets)
+        self._rose = 0  # nobody knows when
         self._drawing.resume(saved.seed, saved.steps, beta, saved.generators, saved.before)

@@ -12,6 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import UserError
 
+STALE = 0.05  # of what a batch norm knows of its layer's outputs
+
+
+def lagging(model: nn.Module, steps: int) -> bool:
+    """Whether more than that is of outputs older than so many steps, in any batch norm that keeps a running mean."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return any(norm.momentum is not None and (1 - norm.momentum) ** steps > STALE for norm in norms)
+
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:

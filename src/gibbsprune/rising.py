@@ -13,36 +13,63 @@ It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .budgets import Budget
-from .checks import bad, check_one_of, check_whole
-from .hamiltonians import Hamiltonian
+from .checks import bad, check_one_of, check_sparsity, check_whole
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
-from .selection import Sparsity
-from .structures import Filter, Structure, Weight
+from .selection import Sparsity, by_layer
+from .structures import Filter, Joint, Structure, Weight
 
 COLD = ConstantSchedule(math.inf)
 GRADIENT = "proportional"
 
 
-def budget(sparsity: float, epochs: int, structure: Structure) -> Budget:
-    """One threshold for the network, at a sparsity that is reached after 90 % of training, before its last epoch.
+def ramp(sparsity: float, epochs: int) -> float | Schedule:
+    """A sparsity that is reached after 90 % of training, before its last epoch.
 
-    >>> [round(budget(0.9, 10, Weight()).target(epoch), 3) for epoch in (0, 3, 9)]
+    >>> [round(ramp(0.9, 10)(epoch), 3) for epoch in (0, 3, 9)]
     [0.0, 0.633, 0.9]
     """
-    ramp = min(round(RAMPED * epochs), epochs - 1)
-    rises = CubicSchedule(0.0, sparsity, ramp) if ramp > 0 else sparsity
-    return Budget(rises, allocation=allocation(structure))
+    length = min(round(RAMPED * epochs), epochs - 1)
+    return CubicSchedule(0.0, sparsity, length) if length > 0 else sparsity
+
+
+def plan(
+    law: str, sparsity: Sparsity | Budget, structure: Structure, layers: Mapping[str, Structure], epochs: int
+) -> Sparsity | Budget:
+    """How far each layer goes, and when: under the law ``rising`` one number is of the network, several of layers.
+
+    Args:
+        law: its name; with another one what is asked for is constant.
+        sparsity: as it was asked for; schedules and budgets are their owner's.
+        structure: of the layers.
+        layers: that of each, by name; one that says how many weights stay has nothing that could rise.
+        epochs: how long training lasts.
+    """
+    check_whole("epochs", epochs)
+    if law != "rising" or structure.limited or isinstance(sparsity, (Schedule, Budget)):
+        return sparsity
+    alike = not (callable(sparsity) or isinstance(sparsity, Mapping))
+    if alike and not any(own.limited for own in layers.values()):
+        rises, way = ramp(check_sparsity(sparsity), epochs), allocation(structure)
+        return rises if way == "uniform" else Budget(rises, allocation=way)
+    each = by_layer(sparsity, list(layers))
+    return {
+        name: value if layers[name].limited or isinstance(value, Schedule) else ramp(check_sparsity(value), epochs)
+        for name, value in each.items()
+    }
 
 
 def allocation(structure: Structure) -> str:
-    """How layers share the sparsity: what is larger than a weight has a scale that depends on its layer's size."""
+    """How layers share the sparsity: what is larger than a weight has a scale that depends on its layer's size, and
+    units of several weights and patterns share nothing."""
+    if structure.limited or isinstance(structure, Joint):
+        return "uniform"
     return "global" if isinstance(structure, Weight) else "balanced"
 
 
@@ -61,33 +88,18 @@ def normed_survivors(structure: Structure) -> str:
     return "whole" if isinstance(structure, Filter) else "shrunk"
 
 
-def check_law(
-    law: str,
-    structure: Structure,
-    sparsity: Sparsity | Schedule | Budget,
-    hamiltonian: str | Hamiltonian | None,
-    schedule: Schedule | Callable[[Any], float] | None,
-    epochs: int,
-) -> float | None:
-    """Refuses what a law does not have; the sparsity to which that of the law ``rising`` rises, where it is one number.
+def check_law(law: str, gradient: str | None, **warm: Any) -> str:
+    """Refuses a law that there is not, and what the law ``rising`` does not have.
 
     Args:
         law: its name.
-        structure: of the layers; one that says how many weights stay has nothing that could rise.
-        sparsity: as it was given.
-        hamiltonian: as it was given.
-        schedule: of β, as it was given.
-        epochs: how long training lasts.
+        gradient: what reaches a masked weight; "law" goes through a probability.
+        warm: what only a law with a temperature has, as it was given.
     """
     check_one_of("law", law, LAWS)
-    check_whole("epochs", epochs)
-    if law != "rising":
-        return None
-    for what, given in (("hamiltonian", hamiltonian), ("schedule", schedule)):
-        if given is not None:
-            raise bad(what, given, "None with law 'rising', which has no temperature")
-    if structure.limited or isinstance(sparsity, (Schedule, Budget)):
-        return None
-    if not isinstance(sparsity, (int, float)):
-        raise bad("sparsity", sparsity, "numbers, schedules and budgets with law 'rising'")
-    return sparsity
+    if law == "rising" and (named := [what for what, value in warm.items() if value not in (None, False, "auto")]):
+        usual = {"sampler": "auto", "warm": False, "chain": "cold"}.get(named[0])
+        raise bad(named[0], warm[named[0]], f"{usual!r} with law 'rising', which has no temperature")
+    if law == "rising" and gradient == "law":
+        raise bad("gradient", gradient, "'masked', 'proportional', 'straight-through' with law 'rising'")
+    return law

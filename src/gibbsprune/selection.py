@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -16,13 +17,14 @@ from torch.nn.utils import parametrize
 from .checks import check_sparsity, excluding, layers_told
 from .errors import UserError
 from .flow import CONVOLUTIONS, Seen, look, outputs
+from .schedules import Schedule
 from .structures import Joint, Structure, as_structure
 from .units import united
 from .weights import Layer, on_request, prunable, transforms
 
 Selector = str | type | Callable[[str, nn.Module], bool]
 Selectors = Selector | Iterable[Selector] | Mapping[str, "str | Structure"] | None
-Sparsity = float | Mapping[str, float] | Callable[[str], float]
+Sparsity = float | Schedule | Mapping[str, float | Schedule] | Callable[[str], float | Schedule]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
 #: What is said of one layer and of several whose weights have other readers, and what helps.
@@ -217,10 +219,10 @@ def _fault(layer: Layer) -> tuple[str, str, str] | None:
     return None
 
 
-def targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
-    """The sparsity of each layer, from one number, a mapping by name or a function of the name."""
-    if callable(sparsity) and not isinstance(sparsity, type):
-        return {name: check_sparsity(sparsity(name)) for name in names}
+def by_layer(sparsity: Sparsity, names: list[str]) -> dict[str, float | Schedule]:
+    """What is asked of each layer: a number or a schedule for all, by name, or by a function of the name."""
+    if callable(sparsity) and not isinstance(sparsity, (type, Schedule)):
+        return {name: sparsity(name) for name in names}
     if isinstance(sparsity, Mapping):
         if unknown := [name for name in sparsity if name not in names]:
             told = layers_told(unknown, "is not pruned", "are not pruned", ", which ")
@@ -230,5 +232,11 @@ def targets(sparsity: Sparsity, names: list[str]) -> dict[str, float]:
                 f"sparsity says nothing of {layers_told(missing)}: give a value (0 keeps all), or"
                 f"{leave_out(missing, names)}"
             )
-        return {name: check_sparsity(sparsity[name]) for name in names}
-    return dict.fromkeys(names, check_sparsity(sparsity))
+        return {name: sparsity[name] for name in names}
+    return dict.fromkeys(names, sparsity)  # type: ignore[arg-type]
+
+
+def targets(asked: Mapping[str, float | Schedule], epoch: float = math.inf) -> dict[str, float]:
+    """What is asked of each layer, at an epoch."""
+    now = {name: value(epoch) if isinstance(value, Schedule) else value for name, value in asked.items()}
+    return {name: check_sparsity(value) for name, value in now.items()}

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from .distributed import whole
 from .samplers import CHAINS
+from .site import Site
+from .structures import Structure
 from .text import columns
 from .weights import Layer, on_request, parameter_of, prunable
 
@@ -122,6 +125,37 @@ def left_out(skipped: Mapping[str, str], others: Mapping[str, str], vectors: int
     lines = [f"not pruned: {name} ({why})" for name, why in skipped.items()]
     lines += [f"not prunable: {name} ({why})" for name, why in others.items()]
     return lines + ([f"not prunable: biases, norms and other vectors ({vectors:,} parameters)"] if vectors else [])
+
+
+def summarised(
+    model: nn.Module,
+    structure: Structure,
+    layers: Mapping[str, Layer],
+    sites: Mapping[str, Site],
+    targets: Mapping[str, float],
+    skipped: Mapping[str, str],
+    finalized: bool,
+) -> Summary:
+    """The summary of a network.
+
+    Args:
+        model: the network.
+        structure: in which it is pruned.
+        layers: what is pruned of it, by name.
+        sites: how, at their targets.
+        targets: the sparsities that were asked for.
+        skipped: what is not pruned, with the reason.
+        finalized: whether what is zero counts, not what would be.
+    """
+    rows = []
+    for name, layer in layers.items():
+        site = sites[name]
+        zeros = float((whole(layer.weight) == 0).float().mean()) if finalized else site.removed
+        rows.append(LayerSummary(name, layer.kind, *site.sizes, targets[name], zeros, site.sampler))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    others, vectors = other_weights(model, layers.values())
+    tied = {name: site.unit for name, site in sites.items() if site.unit not in ("", name)}
+    return Summary(structure.spelling, rows, dict(skipped), total, others, vectors, tied, structure.plural)
 
 
 def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:

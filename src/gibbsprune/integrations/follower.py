@@ -71,8 +71,8 @@ class Follower:
             length = epochs if not self.steps_per_epoch else steps and steps / self.steps_per_epoch
             if not (length and 0 < length < 1e9):
                 raise UserError(
-                    "the trainer does not know how long it will train, as the default schedule of beta must: give a "
-                    "schedule, its epochs, or max_steps and steps_per_epoch"
+                    "the trainer does not know how long it will train, as the law must: give epochs, a schedule of "
+                    "beta, or max_steps and steps_per_epoch"
                 )
             self._pruner.lasts(math.ceil(length))
         if not self.resumed:

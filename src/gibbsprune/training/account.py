@@ -70,6 +70,7 @@ def result_note(specs: Sequence[RunSpec]) -> str:
     )
 
 
+LAGGING = 0.05  # of accuracy, from which on that is told
 PLAIN_NOTE = (
     "Test accuracy of the last epoch with the final mask, and again after re-estimating the batch-norm statistics on "
     "training data with that mask: they are stale where training saw other masks, as in targeted dropout and l1."
@@ -117,6 +118,12 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
             f" The masks have not converged: only {percent(agreement)} of the last draw is as in the converged mask, "
             f"so that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
             "anneal to a higher β (--beta-end) or over more epochs."
+        )
+    again = statistics.fmean(result["accuracy_recalibrated"] for result in results)
+    if again - statistics.fmean(accuracies) > LAGGING:
+        caution += (
+            f" Its batch norms lag behind its last masks, with which it was trained for too few steps: with statistics "
+            f"estimated anew it reaches {percent(again)}."
         )
     if drawn and len(results) == 1 and results[0]["accuracy"] != results[0]["accuracy_converged"]:
         reached += (

@@ -44,7 +44,7 @@ class Masks:
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # of the epoch so far
         self.sparsities = [site.sparsity for site in sites]
         given = {k: Targets(s.how.target(s), site_shares(own)) for k, (s, own) in enumerate(zip(specs, network.names))}
-        self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.shared}
+        self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.budget}
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
@@ -114,7 +114,7 @@ class Masks:
 
     def shares(self, k: int) -> dict[str, float]:
         """The sparsity of each of a run's layers now, where they have one of the network to share."""
-        shared = k in self.targets and self.targets[k].shared
+        shared = k in self.targets and self.targets[k].budget
         sites = zip(self.network.sites, self.sparsities)
         return {name: sparsity for (name, run, _), sparsity in sites if run == k} if shared else {}
 

@@ -17,7 +17,7 @@ from ... import rising
 from ...budgets import ALLOCATIONS, Budget
 from ...checks import bad, choice, number, or_word, whole
 from ...energies import Neighbours, Redundancy
-from ...hamiltonians import RELATIVE, Hamiltonian, Linear, Quadratic, as_hamiltonian
+from ...hamiltonians import RELATIVE, Hamiltonian, Linear, Quadratic, as_hamiltonian, possible
 from ...importance import KINDS as SCORES
 from ...importance import check_importance
 from ...law import Law
@@ -57,9 +57,8 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
 
 
 def _allocation(spec: RunSpec) -> str:
-    """As the law has it, where layers share anything."""
-    shared = spec.recipe.law == "rising" and not shares_nothing(spec)
-    return rising.allocation(as_structure(spec.structure)) if shared else "uniform"
+    """As the law has it."""
+    return rising.allocation(as_structure(spec.structure)) if spec.recipe.law == "rising" else "uniform"
 
 
 def _units(spec: RunSpec) -> str:
@@ -115,6 +114,8 @@ class Gibbs(Method):
             default = self.settings[name].default(spec)
             if spec.setting(other) == without and spec.setting(name) != default:
                 raise bad(name, spec.setting(name), f"{default} with {other} {without!r}, which has no use for it")
+        if self.cold(spec):
+            _check_cold(spec)
         self.target(spec)  # refuses a floor that leaves more than is asked for
         check_importance(self.importance(spec), hamiltonian(spec), self.gradient(spec))
 
@@ -146,6 +147,15 @@ class Gibbs(Method):
 
     def fading(self, spec: RunSpec) -> float | None:
         return None if spec.setting("fading") == ACTIVE else float(spec.setting("fading"))
+
+
+def _check_cold(spec: RunSpec) -> None:
+    """Refuses what only a law with a temperature has; the Hamiltonian is the structure's own where none is named."""
+    kind, settings = as_structure(spec.structure), dict(spec.settings)
+    given = {name: getattr(spec.recipe, name) for name in ("anneal", "beta_start", "beta_end")}
+    given |= {"sampler": spec.sampler, "chain": None if settings["chain"] == "cold" else settings["chain"]}
+    named = None if spec.hamiltonian == possible(kind)[0] else spec.hamiltonian
+    rising.check_law("rising", str(settings["gradient"]), hamiltonian=named, **given)
 
 
 def shares_nothing(spec: RunSpec) -> bool:
