@@ -45,6 +45,7 @@ KINDS = [
     spec("gradual"),
     spec(**RISING, survivors="rescaled", temperature="zero"),
     spec(**RISING, survivors="shrunk", temperature="zero", fading=1e-3),
+    spec(**RISING | {"gradient": "proportional"}, survivors="strengthened", temperature="zero"),
     spec(**RISING | {"gradient": "proportional"}, survivors="shrunk", temperature="zero"),
 ]
 

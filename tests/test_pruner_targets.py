@@ -214,7 +214,7 @@ def test_an_output_of_which_nothing_is_left_is_not_torn_away_by_its_batch_norm(
 @pytest.mark.parametrize(
     ("structure", "survivors"),
     [*((kind, "shrunk") for kind in ("weight", "kernel", "filter", "2:4", "at-most-4", "2x2")),
-     ("weight", "rescaled"), ("filter", "rescaled")],
+     *((kind, survivors) for kind in ("weight", "filter") for survivors in ("rescaled", "strengthened"))],
 )  # fmt: skip
 def test_shrunk_survivors(structure: str, survivors: str) -> None:
     """Forward the weight shrunk by the threshold, the gradient straight through it; eval and the end are the same."""
@@ -228,12 +228,14 @@ def test_shrunk_survivors(structure: str, survivors: str) -> None:
         gradient="straight-through",
         survivors=survivors,
     )
-    plain = network(4)
+    plain, factors = network(4), dict.fromkeys(pruner.masks, 1.0)
     for name in pruner.masks:
         w = stored_weight(model.get_submodule(name)).detach()
         left = w * shrunk_mask(w, pruner._drawing.sites[name].sparsity, structure)
-        if survivors == "rescaled":  # by one factor of each layer
-            left *= w[left != 0].abs().mean() / left[left != 0].abs().mean()
+        if survivors != "shrunk":  # by one factor of each layer
+            factor = float(w[left != 0].abs().mean() / left[left != 0].abs().mean())
+            left *= factor
+            factors[name] = factor if survivors == "strengthened" else 1.0
         assert torch.equal(left != 0, pruner.masks[name].mask)
         torch.testing.assert_close(model.get_submodule(name).weight, left)
         plain.get_submodule(name).weight.data.copy_(left)  # type: ignore[union-attr,operator]
@@ -242,7 +244,7 @@ def test_shrunk_survivors(structure: str, survivors: str) -> None:
     for name in pruner.masks:
         torch.testing.assert_close(
             stored_weight(model.get_submodule(name)).grad,
-            plain.get_submodule(name).weight.grad,  # type: ignore[union-attr]
+            factors[name] * plain.get_submodule(name).weight.grad,  # type: ignore[union-attr,operator]
         )
     with torch.no_grad():
         training = model(x)
@@ -252,6 +254,45 @@ def test_shrunk_survivors(structure: str, survivors: str) -> None:
         torch.testing.assert_close(pruner.finalize()(x), training)
     with pytest.raises(gp.UserError, match="survivors is 'half'"):
         gp.GibbsPruner(network(), 0.5, survivors="half")
+
+
+def test_before_a_batch_norm_shrunk_and_strengthened_layers_train_alike() -> None:
+    """But for the statistics with which they are evaluated: those of a layer that shrinks lag behind it."""
+
+    def normed() -> nn.Sequential:
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16)]
+        return nn.Sequential(*body, nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)).double()
+
+    found = []
+    for survivors in ("shrunk", "strengthened"):
+        model = normed()
+        model[4].eps, model[4].momentum = 1e-30, 0.2  # type: ignore[union-attr,assignment]
+        ramp = gp.Join((gp.ConstantSchedule(0.0), gp.ConstantSchedule(0.9)), (4,))
+        pruner = gp.GibbsPruner(
+            model,
+            ramp,
+            include="3",
+            schedule=gp.ConstantSchedule(math.inf),
+            survivors=survivors,
+            gradient="proportional",
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        for epoch in range(5):
+            pruner.set_epoch(epoch)
+            for step in range(4):
+                x, y = data(4 * epoch + step)
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.double()), y).backward()
+                optimizer.step()
+                pruner.step()
+        x = data(99)[0].double()
+        trained, tested = model.train()(x).detach(), model.eval()(x).detach()
+        found.append((stored_weight(model[3]).detach(), trained, (tested - trained).norm() / trained.norm()))
+    (one, first, lag), (other, second, less) = found
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(first, second)
+    assert less < 0.75 * lag
 
 
 @pytest.mark.parametrize(("steps", "lags"), [(4, True), (60, False)])

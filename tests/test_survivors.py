@@ -11,7 +11,7 @@ import gibbsprune as gp
 from gibbsprune.hamiltonians import as_hamiltonian
 from gibbsprune.site import Site
 from gibbsprune.structures import as_structure
-from gibbsprune.survivors import rescaled, shrunk_mask
+from gibbsprune.survivors import shrunk_mask, strength
 
 
 @given(st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=40), st.floats(0.01, 0.99))
@@ -41,14 +41,13 @@ def test_shrinking_moves_a_neighbourhood_as_a_whole_and_nothing_where_all_is_kep
 def test_rescaled_survivors_keep_their_mean_magnitude_and_their_order(seed, sparsity):
     weight = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)).sinh()
     shrunk = torch.stack([shrunk_mask(row, sparsity) for row in weight])
-    left = rescaled(weight, shrunk)
+    left = shrunk * strength(weight, shrunk)
     kept = shrunk > 0
     assert torch.equal(left > 0, kept)
     means = [(values.abs() * kept).sum(1) / kept.sum(1) for values in (weight, weight * left)]
     torch.testing.assert_close(*means)
     torch.testing.assert_close(left / left.amax(1, keepdim=True), shrunk / shrunk.amax(1, keepdim=True))
-    assert bool((rescaled(weight, torch.ones_like(weight)) == 1).all())
-    assert bool((rescaled(weight, torch.zeros_like(weight)) == 0).all())
+    assert all(bool((strength(weight, torch.full_like(weight, one)) == 1).all()) for one in (0.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ On digits the gradient in proportion to what an output has left keeps weights al
 let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well, and does it bear the
 decay of 5e-4 with which those collapsed at 98 % (decay.txt)? LAMP, which compares a weight with those of its own layer
 alone, is beside it at 98 %; kernels and filters beside gradual pruning with one threshold and the law with a
-temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share by shape?
+temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share by shape? And
+are survivors that are strengthened as good as shrunk ones in a network with two layers that no batch norm follows?
 """
 
 from collections.abc import Iterable
@@ -47,5 +48,5 @@ def runs() -> Iterable[RunSpec]:
         for way in (one, one | {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
             yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)
     for sparsity in (0.98, 0.95, 0.9):
-        for shared in ("balanced", "erk"):
-            yield from (run(sparsity, seed, allocation=shared) for seed in SEEDS)
+        for way in ({"survivors": "strengthened"}, {"allocation": "balanced"}, {"allocation": "erk"}):
+            yield from (run(sparsity, seed, **way) for seed in SEEDS)

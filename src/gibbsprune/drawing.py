@@ -18,7 +18,7 @@ from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
 from .site import Site, units
-from .survivors import rescaled
+from .survivors import RESCALED, strength, strengthened
 from .weights import Layer, path
 
 
@@ -156,20 +156,27 @@ class Drawing:
     @torch.no_grad()
     def fill(self, names: tuple[str, ...], beta: float) -> None:
         """What survivors lose, and what the gradient is multiplied by beyond the mask."""
-        layers = [self.masks[name] for name in names]
+        layers, factors = [self.masks[name] for name in names], dict[str, Tensor]()
         if lost := [layer.lost for layer in layers if layer.lost is not None]:
-            torch._foreach_copy_(lost, self._lost(names))
+            losses, factors = self._lost(names)
+            torch._foreach_copy_(lost, losses)
+            factors = {name: factor for name, factor in factors.items() if self.masks[name].survivors == "strengthened"}
         places = [layer.extra for layer in layers if layer.extra is not None]
         if not places:
             return
         if self.gradient == "straight-through":
             torch._foreach_copy_(places, [(~layer.mask).to(place.dtype) for layer, place in zip(layers, places)])
         elif self.gradient == "proportional":
-            torch._foreach_copy_(places, [~self.masks[name].mask * self._in_use(name) for name in names])
-        elif beta < math.inf:  # where P is 0 or 1 and nothing pulls
+            in_use = [self._in_use(name, factors.get(name)) for name in names]
+            torch._foreach_copy_(places, [~layer.mask * share for layer, share in zip(layers, in_use)])
+        elif self.gradient == "law" and beta < math.inf:  # where P is 0 or 1 and nothing pulls
             torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
         else:
             torch._foreach_zero_(places)
+        for name, factor in factors.items():
+            masked = self.masks[name]
+            if masked.extra is not None:
+                masked.extra.copy_(strengthened(masked.extra, masked.mask, factor))
 
     def decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
         """Another weight decay of masked weights than ``optimizer`` has for the rest of their layers."""
@@ -208,20 +215,22 @@ class Drawing:
                     change = weight * gone if scale is None else weight * gone * scale
                     weight.grad.add_(change, alpha=(masked - own) * (-1 if group.get("maximize") else 1))
 
-    def _in_use(self, name: str) -> Tensor:
-        """How much of the strength of its output each weight finds there."""
+    def _in_use(self, name: str, factor: Tensor | None) -> Tensor:
+        """How much of the strength of its output each weight finds there, before that is multiplied by a factor."""
         masked, weight = self.masks[name], whole(self.layers[name].stored)
         left = masked.mask if masked.lost is None else masked.mask * (1 - masked.lost)
+        left = left if factor is None else left / factor
         return self.sites[name].in_use(weight, left)
 
-    def _lost(self, names: tuple[str, ...]) -> list[Tensor]:
-        """The share of its value that every weight loses."""
-        lost = self._law(names).lost(self._weights(names))
+    def _lost(self, names: tuple[str, ...]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The share of its value that every weight loses, and by what the layers are multiplied that are rescaled."""
+        lost, factors = self._law(names).lost(self._weights(names)), {}
         for i, name in enumerate(names):
-            if self.masks[name].survivors == "rescaled":
-                weight = whole(self.layers[name].stored).flatten()
-                lost[i] = (1 - rescaled(weight, 1 - lost[i].flatten())).view_as(lost[i])
-        return lost
+            if self.masks[name].survivors in RESCALED:
+                left = 1 - lost[i]
+                factors[name] = strength(whole(self.layers[name].stored).flatten(), left.flatten())
+                lost[i] = 1 - left * factors[name]
+        return lost, factors
 
     def diagnose(self, beta: float, draws: int, seed: int) -> Diagnostics:
         """What the laws of the pruned layers do at this β."""
@@ -283,7 +292,7 @@ class Drawing:
         if all(masked.lost is None for masked in self.masks.values()):
             return {}
         reshard(self.model)
-        return {name: gone for names in self.by_device() for name, gone in zip(names, self._lost(names))}
+        return {name: gone for names in self.by_device() for name, gone in zip(names, self._lost(names)[0])}
 
     def take_off(self, masks: Mapping[str, Tensor], lost: Mapping[str, Tensor]) -> None:
         """Burns masks and what survivors lose into the weights, and removes the parametrisations; a layer without a

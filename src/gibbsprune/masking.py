@@ -12,8 +12,8 @@ law               g·x + g·w ∂P/∂w with P the probability of keeping: a wei
 
 Survivors keep their whole value (the paper), or are shrunk by the threshold, w·x·(1 − √(Q/w̄²)), so that a weight comes
 and goes at zero, and no mask that changes is a jump of the network (straight-through gradients with that are ST-3,
-Vanderschueren & De Vleeschouwer 2023), or shrunk and then rescaled to their mean magnitude, layer by layer. The
-gradient does not see what happens to survivors.
+Vanderschueren & De Vleeschouwer 2023), or shrunk and then rescaled to their mean magnitude, by one factor per layer.
+The gradient does not see what happens to survivors, but that ``strengthened`` ones multiply it by that factor, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .importance import Score
 from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
 from .structures import Filter, Structure, is_ours
-from .survivors import SURVIVORS, rescaled
+from .survivors import RESCALED, SURVIVORS, strength
 from .weights import Layer, check_module
 
 
@@ -52,7 +52,7 @@ class Masked(nn.Module):
         super().__init__()
         nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.int8, device=weight.device))
-        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked"
+        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked" and survivors != "strengthened"
         self.register_buffer("extra", None if plain else nothing, persistent=False)
         self.survivors = check_one_of("survivors", survivors, SURVIVORS)
         self.register_buffer("lost", None if survivors == "whole" else nothing.clone(), persistent=False)
@@ -121,8 +121,8 @@ class GibbsMasked(Masked):
         if self.training:
             return super().forward(weight)
         left = self._of_unit(weight) if self.together else self._limit(weight)
-        if self.survivors == "rescaled":
-            left = rescaled(weight.detach().flatten(), left.flatten()).view_as(weight)
+        if self.survivors in RESCALED:
+            left = left * strength(weight.detach().flatten(), left.flatten())
         return weight * left
 
     def _limit(self, weight: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class GibbsPruner:
             that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
         gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper; None),
             "proportional" (None with ``law="rising"``), "straight-through" or "law".
-        survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole", as in the paper, "shrunk"
-            or "rescaled"; None for the first, with ``law="rising"`` what suits the network.
+        survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole" as in the paper, "shrunk",
+            "rescaled" or "strengthened"; None for the first, with ``law="rising"`` what suits the network.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, attention heads, and for a budget of multiply-adds.
         sweeps: of a chain.

@@ -1,7 +1,8 @@
 """What a mask leaves of the weights that it keeps: all, or what is left after shrinking them by the threshold.
 
 Shrunk, a weight comes and goes at zero, so that a mask that changes is no jump of the network (docs/theory.md). That
-makes layers weaker, too, which a norm behind them undoes; rescaled, they are as strong as before without one.
+makes layers weaker, too, which a norm behind them undoes; rescaled, they are as strong as before without one. Before a
+batch norm shrunk and strengthened layers train alike, but only the running statistics of the latter stay true.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from . import limits
 from .structures import Structure, as_structure, given_sparsity
 from .threshold import check_weight, converged_mask, mean_squares, quantile, squared_rows
 
-SURVIVORS = ("whole", "shrunk", "rescaled")
+SURVIVORS = ("whole", "shrunk", "rescaled", "strengthened")
+RESCALED = SURVIVORS[2:]  # by one factor per layer; the last its gradient, too
 
 
 def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:
@@ -46,12 +48,13 @@ def lost_share(means: Tensor, threshold: Tensor) -> Tensor:
     return (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
 
 
-def rescaled(weight: Tensor, left: Tensor) -> Tensor:
-    """``left`` times what gives the survivors of each row, as many as they are, their mean magnitude back.
+def strength(weight: Tensor, left: Tensor) -> Tensor:
+    """The factor of each row that gives its survivors, as many as they are, their mean magnitude back.
 
     >>> import torch
     >>> w = torch.tensor([1.0, -3.0, 4.0])
-    >>> (w * rescaled(w, shrunk_mask(w, 0.5))).tolist()
+    >>> left = shrunk_mask(w, 0.5)
+    >>> (w * left * strength(w, left)).tolist()
     [0.0, -0.0, 4.0]
 
     Args:
@@ -61,4 +64,10 @@ def rescaled(weight: Tensor, left: Tensor) -> Tensor:
     size = weight.abs()
     whole = (size * (left > 0)).sum(-1, keepdim=True, dtype=torch.float64)
     now = (size * left).sum(-1, keepdim=True, dtype=torch.float64)
-    return left * torch.where(now > 0, whole / now, 1).to(left.dtype)
+    return torch.where(now > 0, whole / now, 1).to(left.dtype)
+
+
+def strengthened(extra: Tensor, mask: Tensor, factor: Tensor) -> Tensor:
+    """What the gradient is multiplied by beyond the mask, ``extra``, where what is left is multiplied by a factor."""
+    kept = mask.to(extra.dtype)
+    return factor * (kept + extra) - kept

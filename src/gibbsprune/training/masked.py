@@ -15,6 +15,7 @@ from ..data.arrays import Arrays
 from ..importance import Score
 from ..masking import Masked, attach
 from ..structures import as_structure
+from ..survivors import SURVIVORS
 from ..weights import Layer, layer_named
 from .fuse import fuse, share
 from .network import new_model, takes_channels_last
@@ -48,7 +49,7 @@ class MaskedNetwork:
             rising.survivors(model, as_structure(spec.structure)) if kind == "auto" else kind
             for kind, model, spec in zip(asked, models, specs)
         ]
-        survivors = "whole" if set(self.survivors) == {"whole"} else "shrunk"
+        survivors = max(self.survivors, key=SURVIVORS.index)  # whose layers have all that the others' want
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             layer = self.layers[name] = layer_named(self.model, name)
             weight = layer.weight

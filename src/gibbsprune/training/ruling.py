@@ -14,7 +14,7 @@ from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
 from ..site import Site
-from ..survivors import rescaled
+from ..survivors import RESCALED, strength, strengthened
 from .fuse import share
 from .masked import MaskedNetwork
 from .methods import MaskRule, Rising
@@ -53,8 +53,10 @@ class Masks:
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
         self.shrunk = {k for k, kind in enumerate(left) if kind != "whole"}
-        self.rescaled = torch.tensor([kind == "rescaled" for kind in left], device=device)[:, None]
-        self.rescales = "rescaled" in left
+        self.rescaled, self.strengthened = (
+            torch.tensor([kind in kinds for kind in left], device=device)[:, None] for kinds in (RESCALED, RESCALED[1:])
+        )
+        self.rescales, self.strengthens = bool(self.rescaled.any()), bool(self.strengthened.any())
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -138,8 +140,7 @@ class Masks:
             before = [views[i] for i in places]
             torch._foreach_copy_(before, self._lasting(places, drawn, before))
         self.steps += 1
-        self.shrink(weights)
-        self._fill_gradients(weights)
+        self._fill_gradients(weights, self.shrink(weights))
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
@@ -161,16 +162,19 @@ class Masks:
         for i in self.warm:
             self.held[i].copy_(views[i])
 
-    def _fill_gradients(self, weights: Sequence[Tensor]) -> None:
+    def _fill_gradients(self, weights: Sequence[Tensor], factors: Mapping[str, Tensor]) -> None:
         """What the gradient is multiplied by beyond the mask, of all runs at once."""
         runs = self.network.runs
-        for name, extra in self.network.extras.items() if self.passes else ():
+        for name, extra in self.network.extras.items() if self.passes or self.strengthens else ():
             torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra.view(runs, -1))
         for names, site, where in self.shared:  # a few kernels for all layers of a shape instead of as many for each
             extras = [self.network.extras[name].view(runs, -1) for name in names]
             mask = left = torch.cat([self.network.masks[name] for name in names])
             if names[0] in self.network.lost:
                 left = mask * (1 - torch.cat([self.network.lost[name] for name in names]))
+            if self.strengthens:
+                by = torch.stack([torch.where(self.strengthened, factors[name], 1) for name in names])
+                left = (left.view(len(names), runs, -1) / by).view_as(mask)
             weight = torch.cat([self.network.stored(name) for name in names])
             masked = (~mask * site.in_use(weight, left, len(names) * runs)).view(len(names), runs, -1)
             torch._foreach_copy_(extras, list(torch.where(where, masked, torch.stack(extras))))
@@ -181,10 +185,14 @@ class Masks:
                     name, k, _ = self.network.sites[i]
                     if k in self.pulled:
                         share(self.network.extras[name], k, runs).copy_(pull)
+        for name, factor in factors.items() if self.strengthens else ():
+            extra, mask = (place[name].view(runs, -1) for place in (self.network.extras, self.network.masks))
+            extra.copy_(torch.where(self.strengthened, strengthened(extra, mask, factor), extra))
 
     @torch.no_grad()
-    def shrink(self, weights: Sequence[Tensor] | None = None) -> None:
-        """What survivors lose, from the weights as they are now."""
+    def shrink(self, weights: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
+        """What survivors lose, from the weights as they are now; by what layers are multiplied that are rescaled."""
+        factors: dict[str, Tensor] = {}
         weights, runs = weights or self.network.judged(), self.network.runs
         for rule, places in self.rules if self.shrunk else ():
             mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
@@ -195,8 +203,9 @@ class Masks:
                 torch._foreach_copy_(views, [lost[n] for n in mine])
         for name, buffer in self.network.lost.items() if self.rescales else ():
             gone = buffer.view(runs, -1)
-            less = 1 - rescaled(self.network.stored(name).view(runs, -1), 1 - gone)
-            gone.copy_(torch.where(self.rescaled, less, gone))
+            factors[name] = strength(self.network.stored(name).view(runs, -1), 1 - gone)
+            gone.copy_(torch.where(self.rescaled, 1 - (1 - gone) * factors[name], gone))
+        return factors
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:

@@ -1,0 +1,62 @@
+"""Held-out search: what survivors may lose where batch norms have little time to follow; ResNet-8 on digits, a CPU.
+
+    python results/explore/short.py > results/explore/short.json
+
+The law `rising`, with survivors whole, shrunk, rescaled and strengthened. *Trained*: networks that had learnt the
+digits in 25 epochs are pruned in 4, 8 or 16 more of 18 steps each, with the recipe `digits`; 288 of the training images
+held out. *New*: SGD and the decay of `best`, 40 epochs of new networks; 400 images held out.
+"""
+
+import io
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gibbsprune.training import RECIPES, RunSpec, run
+from gibbsprune.training.progress import PlainProgress
+from gibbsprune.training.spec import scale_recipe
+
+KINDS, SEEDS = ("whole", "shrunk", "rescaled", "strengthened"), range(4)
+LENGTHS, SPARSITIES = (4, 8, 16), (0.9, 0.95, 0.98)
+NEW = RECIPES["best"].replace(epochs=40, batch=64, shift=1, flip=False, anneal_epochs=25)
+CELLS = (("weight", 0.98), ("weight", 0.99), ("kernel", 0.95), ("filter", 0.875))
+
+
+def trained(spec: RunSpec, folder: Path) -> dict[str, Any]:
+    result = run.start([spec], folder, "cpu", progress=PlainProgress(io.StringIO())).results[0]
+    return {name: round(result[name], 4) for name in ("accuracy", "accuracy_recalibrated")}
+
+
+def rows(home: Path) -> Iterable[dict[str, Any]]:
+    for seed in SEEDS:
+        dense = home / f"dense-{seed}"
+        spec = RunSpec("digits:heldout=288", "resnet8", "dense", seed=seed)
+        yield {"start": "dense", "sparsity": 0.0, "epochs": spec.epochs, "seed": seed, **trained(spec, dense)}
+        for epochs in LENGTHS:
+            recipe = scale_recipe(RECIPES["digits"], epochs).replace(law="rising")
+            for sparsity in SPARSITIES:
+                for kind in KINDS:
+                    told = {"start": "trained", "structure": "weight", "sparsity": sparsity, "epochs": epochs}
+                    spec = RunSpec(
+                        "digits:heldout=288", "resnet8", sparsity=sparsity, recipe=recipe, seed=seed,
+                        settings={"survivors": kind, "from": str(dense)},
+                    )  # fmt: skip
+                    yield {**told, "survivors": kind, "seed": seed, **trained(spec, home / spec.name())}
+        for structure, sparsity in CELLS:
+            for kind in KINDS:
+                told = {"start": "new", "structure": structure, "sparsity": sparsity, "epochs": NEW.epochs}
+                spec = RunSpec(
+                    "digits:heldout=400", "resnet8", "gibbs", structure, sparsity=sparsity, recipe=NEW, seed=seed,
+                    settings={"survivors": kind},
+                )  # fmt: skip
+                yield {**told, "survivors": kind, "seed": seed, **trained(spec, home / spec.name())}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        print("[" + ",\n ".join(json.dumps(row) for row in rows(Path(folder))) + "]")
