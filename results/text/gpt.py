@@ -11,6 +11,7 @@ Linears of the blocks are pruned, 331 776 weights, the embeddings and the last l
 
 - dense: not pruned;
 - rising: ``law="rising"``;
+- balanced: the same, with three quarters of its share by shape assured to every layer (on held-out pieces only);
 - through: the same with straight-through gradients, which were its own at first;
 - gradual: the smallest of the network leave, a cubic ramp over 80 % of training (Zhu & Gupta 2017, one threshold);
 - annealed: the pruner as it is without any options, which is Gibbs pruning at a constant sparsity;
@@ -126,9 +127,13 @@ def pruners() -> dict[str, Callable[[float], dict[str, Any]]]:
     def ramp(sparsity: float) -> dict[str, Any]:
         return {"sparsity": gp.Budget(gp.CubicSchedule(0.0, sparsity, round(0.8 * EPOCHS)))}
 
+    def shared(sparsity: float) -> gp.Budget:
+        return gp.Budget(gp.CubicSchedule(0.0, sparsity, round(0.9 * EPOCHS)), allocation="balanced")
+
     cold, through = {"schedule": gp.ConstantSchedule(math.inf)}, {"gradient": "straight-through"}
     return {
         "rising": lambda sparsity: {"sparsity": sparsity, "law": "rising"},
+        "balanced": lambda sparsity: {"sparsity": shared(sparsity), "law": "rising"},
         "through": lambda sparsity: {"sparsity": sparsity, "law": "rising", **through},
         "gradual": lambda sparsity: {**ramp(sparsity), **cold},
         "annealed": lambda sparsity: {"sparsity": sparsity},
@@ -195,7 +200,8 @@ def result(method: str, sparsity: float, seed: int, data: Tensor, held: Tensor) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--methods", default="dense," + ",".join(pruners()))
+    tested = [method for method in pruners() if method != "balanced"]
+    parser.add_argument("--methods", default=",".join(["dense", *tested]))
     parser.add_argument("--split", choices=("test", "held-out"), default="test")
     parser.add_argument("--out", default=str(Path(__file__).parent))
     options = parser.parse_args()
