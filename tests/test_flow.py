@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import gibbsprune as gp
 from export_zoo import MobileNet
 from gibbsprune.flow import look
-from gibbsprune.survivors import shrunk_mask
+from gibbsprune.models import build
+from gibbsprune.survivors import shrunk_mask, strength
+from gibbsprune.weights import prunable
 
 TIED = {f"blocks.{i}.depth": f"blocks.{i}.up.0" for i in range(3)}
 
@@ -34,6 +36,40 @@ def test_the_layer_before_a_depthwise_convolution_is_found(examples: Tensor | No
     assert seen is not None
     assert seen.before == TIED
     assert seen.leaving == {"dense"}
+
+
+class Norms(nn.Module):
+    """``yes`` and ``pooled`` are read by norms alone; the others also elsewhere, with a bias, twice or by no norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.yes, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.pooled, self.groups = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4)
+        self.biased, self.also = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1, bias=False)
+        self.twice, self.curved = nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 4, 1, bias=False)
+        self.linear, self.layer, self.last = nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.yes(x)).relu()
+        x = self.groups(torch.nn.functional.max_pool2d(self.pooled(x).relu(), 2))
+        x = self.groups(self.biased(x))
+        x = self.norm(also := self.also(x)) + also
+        x = self.twice(self.norm(self.twice(x)))
+        x = self.norm(self.curved(x).sigmoid())
+        return self.last(self.layer(self.linear(x.flatten(2).transpose(1, 2)).mean(1, keepdim=True)))
+
+
+@pytest.mark.parametrize("examples", [None, images()])
+def test_layers_that_only_norms_read_are_found(examples: Tensor | None) -> None:
+    seen = look(Norms(), examples)
+    assert seen is not None
+    assert seen.normed == {"yes", "pooled"}
+    resnet = look(build("resnet8", 10, 3), examples)
+    assert resnet is not None
+    convolutions = {
+        name for name, layer in prunable(build("resnet8", 10, 3)).items() if isinstance(layer.module, nn.Conv2d)
+    }
+    assert convolutions - resnet.normed == {name for name in convolutions if "shortcut" in name}
 
 
 def test_a_sum_or_a_second_use_ties_nothing() -> None:
@@ -113,8 +149,11 @@ def test_survivors_of_a_unit_lose_the_same_share() -> None:
     torch.testing.assert_close(model(images()), expected)
     for depth, first in TIED.items():
         rows = torch.cat([before[name].flatten(1) for name in (first, depth)], 1)
-        left = torch.cat([model.get_submodule(name).weight.flatten(1) for name in (first, depth)], 1)
-        torch.testing.assert_close(left, rows * shrunk_mask(rows, pruner.masks[first].sparsity, "filter"))
+        share = shrunk_mask(rows, pruner.masks[first].sparsity, "filter")[:, :1]
+        for name in (first, depth):  # norms follow both: each is as strong as before
+            whole = before[name].flatten(1)
+            left = strength(whole.flatten(), (share * torch.ones_like(whole)).flatten()) * share
+            torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), whole * left)
 
 
 def test_scores_of_a_unit_are_compared_together() -> None:

@@ -45,7 +45,7 @@ KINDS = [
     spec("gradual"),
     spec(**RISING, survivors="rescaled", temperature="zero"),
     spec(**RISING, survivors="shrunk", temperature="zero", fading=1e-3),
-    spec(**RISING | {"gradient": "proportional"}, survivors="strengthened", temperature="zero"),
+    spec(**RISING | {"gradient": "proportional"}, survivors="rescaled", temperature="zero"),
     spec(**RISING | {"gradient": "proportional"}, survivors="shrunk", temperature="zero"),
 ]
 
@@ -155,7 +155,9 @@ def test_what_is_written_of_shrunk_survivors_is_what_was_tested(digits):
         left = fleet.model(0).get_submodule(name).weight.detach()
         (layer,) = (each for each in shrunk["layers"] if each["name"] == name)
         soft = (weight.abs() - gp.threshold(weight, layer["sparsity"]).sqrt()).clamp_min(0)
-        assert float((left.abs() - soft).abs().max()) < 0.01 * float(weight.abs().max())  # Q between two weights
+        if name in fleet.engines[0].network.normed:  # where the layer is as strong as before
+            soft *= weight[left != 0].abs().mean() / soft[left != 0].mean()
+        assert float((left.abs() - soft).abs().max()) < 0.02 * float(weight.abs().max())  # Q between two weights
 
 
 def test_names_tell_the_settings_and_defaults_stay_as_they_were():

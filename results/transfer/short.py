@@ -3,7 +3,7 @@
     python results/transfer/fashion_mnist.py /usr/share/datasets/fashion-mnist results/transfer/fashion_mnist.npz
     gibbsprune sweep run results/transfer/short.py --results results/transfer/short --work runs/short --at-most 1
 
-Six minutes per run on one core. Settings are untouched, but that survivors are strengthened in one of the ways.
+Six minutes per run on one core. Settings are untouched.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,6 @@ from gibbsprune.training.spec import scale_recipe
 DATA, EPOCHS = "results/transfer/fashion_mnist.npz", 10
 WAYS: tuple[tuple[str, dict[str, object]], ...] = (
     ("gibbs", {}),
-    ("gibbs", {"survivors": "strengthened"}),
     ("gradual", {"allocation": "global", "until": 0.8}),
     ("feedback", {"allocation": "global"}),
 )

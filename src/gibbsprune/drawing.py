@@ -18,7 +18,7 @@ from .law import Law
 from .masking import GibbsMasked, attach, burn, check_masked
 from .samplers import stream
 from .site import Site, units
-from .survivors import RESCALED, strength, strengthened
+from .survivors import strength, strengthened
 from .weights import Layer, path
 
 
@@ -59,7 +59,13 @@ class Drawing:
         self.warm = any(site.warm for site in sites.values())
         self.masks = {
             name: GibbsMasked(
-                layer.weight, sites[name].structure, sites[name].sparsity, gradient, survivors, sites[name].view
+                layer.weight,
+                (site := sites[name]).structure,
+                site.sparsity,
+                gradient,
+                survivors,
+                site.normed,
+                site.view,
             )
             for name, layer in self.layers.items()
         }
@@ -160,7 +166,7 @@ class Drawing:
         if lost := [layer.lost for layer in layers if layer.lost is not None]:
             losses, factors = self._lost(names)
             torch._foreach_copy_(lost, losses)
-            factors = {name: factor for name, factor in factors.items() if self.masks[name].survivors == "strengthened"}
+            factors = {name: factor for name, factor in factors.items() if self.masks[name].strengthens}
         places = [layer.extra for layer in layers if layer.extra is not None]
         if not places:
             return
@@ -226,7 +232,7 @@ class Drawing:
         """The share of its value that every weight loses, and by what the layers are multiplied that are rescaled."""
         lost, factors = self._law(names).lost(self._weights(names)), {}
         for i, name in enumerate(names):
-            if self.masks[name].survivors in RESCALED:
+            if self.masks[name].rescales:
                 left = 1 - lost[i]
                 factors[name] = strength(whole(self.layers[name].stored).flatten(), left.flatten())
                 lost[i] = 1 - left * factors[name]

@@ -1,4 +1,4 @@
-"""What a network's own graph tells of its layers: whose outputs leave it, which filters a depthwise one reads.
+"""What a network's own graph tells of its layers: whose outputs leave it, or go into a norm or a depthwise convolution.
 
 There are two ways to a graph, torch.export for given inputs and tracing of the network's code, and networks that have
 neither.
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.fx import Node, Tracer
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from .looking import arguments, plain_eval, quiet
 from .structures import PRUNABLE
@@ -40,16 +41,35 @@ CHANNELWISE_LAYERS = (
     *(nn.Sigmoid, nn.Tanh, nn.Dropout, nn.Dropout2d, nn.Identity, nn.ZeroPad2d),
 )
 
+#: What undoes a factor of all that it reads, the first also where every channel has a bias.
+CHANNEL_NORMS = {"batch_norm", "instance_norm"}
+NORMS = CHANNEL_NORMS | {"group_norm", "layer_norm", "rms_norm"}
+CHANNEL_NORM_LAYERS = (_BatchNorm, _InstanceNorm)
+NORM_LAYERS = (*CHANNEL_NORM_LAYERS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+#: What hands it on.
+SCALED = {
+    *("relu", "leaky_relu", "dropout", "feature_dropout", "clone", "contiguous", "alias", "pad", "constant_pad_nd"),
+    *("permute", "transpose", "movedim", "reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze"),
+    *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg") for n in (1, 2, 3)),
+}
+SCALED_LAYERS = (
+    *(nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout2d, nn.Identity, nn.ZeroPad2d, nn.Flatten, nn.Unflatten),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+)
+
 
 @dataclass
 class Seen:
-    """What is seen in a network's graph: the modules whose outputs leave it, and the one before a depthwise one.
+    """What is seen in a network's graph: the modules whose outputs leave it, those whose outputs only norms read, and
+    the one before a depthwise one.
 
     ``owners`` are the steps that multiply by weights, with the module of these; ``exported`` whether the graph is that
     of torch.export, of operators and with shapes.
     """
 
     leaving: set[str] = field(default_factory=set)
+    normed: set[str] = field(default_factory=set)
     before: dict[str, str] = field(default_factory=dict)
     owners: dict[Node, str] = field(default_factory=dict)
     exported: bool = False
@@ -113,6 +133,7 @@ def look(model: nn.Module, examples: Any = None) -> Seen | None:
             reached.update([] if inner else node.all_input_nodes)
 
     seen.before = _before(model, owners, lambda node: channelwise(model, node))
+    seen.normed = _normed(model, owners)
     return seen
 
 
@@ -143,6 +164,7 @@ def _exported(model: nn.Module, examples: Any) -> Seen | None:
         elif node in reached:
             reached.update(node.all_input_nodes)
     seen.before = _before(model, owners, lambda node: channelwise(model, node))
+    seen.normed = _normed(model, owners)
     return seen
 
 
@@ -159,6 +181,30 @@ def channelwise(model: nn.Module, node: Node) -> bool:
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), CHANNELWISE_LAYERS)
     return operator(node).strip("_") in CHANNELWISE
+
+
+def _normed(model: nn.Module, owners: Mapping[Node, str]) -> set[str]:
+    """The modules whose outputs are read by norms alone, which undo a factor of them, at every use."""
+
+    def read(node: Node, by: Node, layers: tuple[type, ...], operations: Container[str]) -> bool:
+        """Whether a step of such a kind reads a node, as the first of its arguments."""
+        called = model.get_submodule(str(by.target)) if by.op == "call_module" else None
+        kind = operator(by).strip("_") in operations if called is None else isinstance(called, layers)
+        return kind and by.args[:1] == (node,)
+
+    def undone(node: Node, biased: bool) -> bool:
+        norms = (CHANNEL_NORM_LAYERS, CHANNEL_NORMS) if biased else (NORM_LAYERS, NORMS)
+        return bool(node.users) and all(
+            read(node, user, *norms)
+            or (not biased and read(node, user, SCALED_LAYERS, SCALED) and undone(user, biased))
+            for user in node.users
+        )
+
+    left = {
+        owner for node, owner in owners.items()
+        if not undone(node, getattr(model.get_submodule(owner), "bias", None) is not None)
+    }  # fmt: skip
+    return set(owners.values()) - left
 
 
 def _before(model: nn.Module, owners: Mapping[Node, str], passes: Callable[[Node], bool]) -> dict[str, str]:

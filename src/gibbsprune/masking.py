@@ -11,9 +11,9 @@ law               g·x + g·w ∂P/∂w with P the probability of keeping: a wei
 ================  ==============================================================================================
 
 Survivors keep their whole value (the paper), or are shrunk by the threshold, w·x·(1 − √(Q/w̄²)), so that a weight comes
-and goes at zero, and no mask that changes is a jump of the network (straight-through gradients with that are ST-3,
-Vanderschueren & De Vleeschouwer 2023), or shrunk and then rescaled to their mean magnitude, by one factor per layer.
-The gradient does not see what happens to survivors, but that ``strengthened`` ones multiply it by that factor, too.
+and goes at zero and no mask that changes is a jump of the network (with straight-through gradients ST-3, Vanderschueren
+& De Vleeschouwer 2023), or shrunk and then rescaled to their mean magnitude, by one factor per layer. The gradient does
+not see it; but a layer that norms follow is rescaled in any case, and its gradient is multiplied by that factor, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .importance import Score
 from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
 from .structures import Filter, Structure, is_ours
-from .survivors import RESCALED, SURVIVORS, strength
+from .survivors import SURVIVORS, keeps_strength, strength
 from .weights import Layer, check_module
 
 
@@ -48,13 +48,16 @@ class Masked(nn.Module):
     lost: Tensor | None
     order: tuple[str, ...] = ()  # of the parameters of the module before any of them was masked
 
-    def __init__(self, weight: Tensor, gradient: str = "masked", survivors: str = "whole") -> None:
+    def __init__(
+        self, weight: Tensor, gradient: str = "masked", survivors: str = "whole", normed: bool = False
+    ) -> None:
         super().__init__()
         nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.int8, device=weight.device))
-        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked" and survivors != "strengthened"
+        self.rescales = keeps_strength(check_one_of("survivors", survivors, SURVIVORS), normed)
+        self.strengthens = self.rescales and normed  # the gradient, too
+        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked" and not self.strengthens
         self.register_buffer("extra", None if plain else nothing, persistent=False)
-        self.survivors = check_one_of("survivors", survivors, SURVIVORS)
         self.register_buffer("lost", None if survivors == "whole" else nothing.clone(), persistent=False)
 
     @property
@@ -108,9 +111,10 @@ class GibbsMasked(Masked):
         sparsity: float,
         gradient: str = "masked",
         survivors: str = "whole",
+        normed: bool = False,
         view: tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(weight, gradient, survivors)
+        super().__init__(weight, gradient, survivors, normed)
         self.structure, self.sparsity, self.view = structure, sparsity, view or tuple(weight.shape)
         kind = torch.int8 if self.lost is None else weight.dtype  # of shrunk survivors x_cvg holds what is left
         self.register_buffer("converged", torch.ones(weight.shape, dtype=kind, device=weight.device), persistent=False)
@@ -121,7 +125,7 @@ class GibbsMasked(Masked):
         if self.training:
             return super().forward(weight)
         left = self._of_unit(weight) if self.together else self._limit(weight)
-        if self.survivors in RESCALED:
+        if self.rescales:
             left = left * strength(weight.detach().flatten(), left.flatten())
         return weight * left
 
@@ -296,9 +300,8 @@ def _own_class(module: nn.Module) -> None:
 
 
 def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None, name: str = "weight") -> None:
-    """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation.
-
-    Survivors lose the share ``lost`` of their value.
+    """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation; survivors
+    lose the share ``lost`` of their value.
 
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.

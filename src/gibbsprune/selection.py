@@ -55,7 +55,7 @@ def select(
     """
     candidates, others = prunable(model), on_request(model)
     joint = any(isinstance(kind, Joint) for kind in (structure, *_own(include)))
-    seen = look(model, examples) if include is None or joint or structure.name == "filter" else None
+    seen = look(model, examples)
     if include is None:
         if not candidates:
             kinds = "no convolution, dense, recurrent or attention layer"
@@ -70,7 +70,10 @@ def select(
         if isinstance(exclude, Mapping):
             raise UserError(f"exclude is {exclude!r}: {RULES}")
         skipped |= dict.fromkeys(_matching(candidates, exclude, "exclude"), "excluded")
-    layers = {name: layer.suited(structure) for name, layer in candidates.items() if name not in skipped}
+    layers = {
+        name: replace(layer.suited(structure), normed=seen is not None and layer.owner in seen.normed)
+        for name, layer in candidates.items() if name not in skipped
+    }  # fmt: skip
     if not layers:
         raise UserError("the model has nothing to prune: include and exclude leave no layer")
     if joint:

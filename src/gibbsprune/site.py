@@ -42,6 +42,7 @@ class Site:
     name: str = ""  # of its layer, where layers interact with each other
     peers: Counts = ()  # the layers that do
     unit: str = ""  # sites of a run with the same unit have neighbourhoods in common, row by row
+    normed: bool = False  # whether nothing but norms reads its layer's outputs
 
     @property
     def cut(self) -> tuple[int, ...]:
@@ -186,8 +187,9 @@ def layer_sites(
         structure, sparsity = structures[name], sparsities[name]
         law = _law(hamiltonian, structure)
         site = Site(
-            layer.shape, structure, law, sparsity, sampler, warm=warm, view=layer.view, unit=units.get(name, "")
-        )
+            layer.shape, structure, law, sparsity, sampler, warm=warm, view=layer.view, unit=units.get(name, ""),
+            normed=layer.normed,
+        )  # fmt: skip
         site = replace(site, name=name, peers=peers) if peers else site
         try:
             found[name] = site.checked().at(sparsity)

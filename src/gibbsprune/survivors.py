@@ -1,8 +1,8 @@
 """What a mask leaves of the weights that it keeps: all, or what is left after shrinking them by the threshold.
 
 Shrunk, a weight comes and goes at zero, so that a mask that changes is no jump of the network (docs/theory.md). That
-makes layers weaker, too, which a norm behind them undoes; rescaled, they are as strong as before without one. Before a
-batch norm shrunk and strengthened layers train alike, but only the running statistics of the latter stay true.
+makes layers weaker, too. A layer that a norm follows is given its strength back, and the gradient with it: it trains as
+if it were only shrunk, and running statistics stay true. Rescaled, the other layers are as strong as before, too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from . import limits
 from .structures import Structure, as_structure, given_sparsity
 from .threshold import check_weight, converged_mask, mean_squares, quantile, squared_rows
 
-SURVIVORS = ("whole", "shrunk", "rescaled", "strengthened")
-RESCALED = SURVIVORS[2:]  # by one factor per layer; the last its gradient, too
+SURVIVORS = ("whole", "shrunk", "rescaled")
+
+
+def keeps_strength(survivors: str, normed: bool) -> bool:
+    """Whether a layer whose survivors lose something is multiplied by a factor; ``normed``: a norm follows it."""
+    return survivors == "rescaled" or (survivors == "shrunk" and normed)
 
 
 def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | Structure = "weight") -> Tensor:

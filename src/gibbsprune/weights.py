@@ -53,6 +53,7 @@ class Layer:
         groups: of inputs, each with outputs of its own.
         own: the structure that was asked for this weight, None for that of the others.
         tied: the name of the layer whose filters it prunes as its own, as a depthwise convolution does.
+        normed: whether nothing but norms reads its outputs, to which the size of the weight makes no difference.
     """
 
     owner: str
@@ -63,6 +64,7 @@ class Layer:
     groups: int = 1
     own: Structure | None = None
     tied: str = ""
+    normed: bool = False
 
     @property
     def name(self) -> str:

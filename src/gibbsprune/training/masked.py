@@ -50,10 +50,11 @@ class MaskedNetwork:
             for kind, model, spec in zip(asked, models, specs)
         ]
         survivors = max(self.survivors, key=SURVIVORS.index)  # whose layers have all that the others' want
+        self.normed = {name for name, _, site in self.sites if site.normed}
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             layer = self.layers[name] = layer_named(self.model, name)
-            weight = layer.weight
-            masked = self._soft(name, weight, gradient, survivors) if soft else Masked(weight, gradient, survivors)
+            left = survivors, name in self.normed
+            masked = self._soft(name, gradient, *left) if soft else Masked(layer.weight, gradient, *left)
             attach(layer.module, masked, layer.parameter)
             self.masks[name] = masked.mask
             if masked.extra is not None:
@@ -68,11 +69,11 @@ class MaskedNetwork:
         low = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if low else torch.float32
 
-    def _soft(self, name: str, weight: Tensor, gradient: str, survivors: str) -> Soft:
+    def _soft(self, name: str, gradient: str, survivors: str, normed: bool) -> Soft:
         """A layer of which some runs learn a soft threshold."""
         found = [s.how.soft_threshold(s) if name in own else None for s, own in zip(self.specs, self.names)]
         starts = [one[0] if one else OFF for one in found]
-        masked = Soft(weight, gradient, torch.tensor(starts), survivors)
+        masked = Soft(self.layers[name].weight, gradient, torch.tensor(starts), survivors, normed)
         self.levels[name] = masked.level
         return masked
 

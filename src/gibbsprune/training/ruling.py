@@ -14,7 +14,7 @@ from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
 from ..site import Site
-from ..survivors import RESCALED, strength, strengthened
+from ..survivors import keeps_strength, strength, strengthened
 from .fuse import share
 from .masked import MaskedNetwork
 from .methods import MaskRule, Rising
@@ -53,10 +53,9 @@ class Masks:
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
         self.shrunk = {k for k, kind in enumerate(left) if kind != "whole"}
-        self.rescaled, self.strengthened = (
-            torch.tensor([kind in kinds for kind in left], device=device)[:, None] for kinds in (RESCALED, RESCALED[1:])
-        )
-        self.rescales, self.strengthens = bool(self.rescaled.any()), bool(self.strengthened.any())
+        self.rescaling = self._rescaling(left)
+        self.ones = torch.ones(len(specs), 1, device=device)
+        self.strengthens = bool(self.shrunk) and bool(network.normed)
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -76,6 +75,17 @@ class Masks:
             (names, site, torch.isin(places, torch.tensor(own, device=self.device)))
             for names, site, own in alike.values()
         ]
+
+    def _rescaling(self, survivors: Sequence[str]) -> list[tuple[list[str], Tensor, bool]]:
+        """Layers alike that runs multiply by a factor, which runs, and whether norms follow the layers."""
+        alike: dict[tuple[torch.Size, bool], list[str]] = {}
+        for name in self.network.lost:
+            alike.setdefault((self.network.stored(name).shape, name in self.network.normed), []).append(name)
+        found = [
+            (names, torch.tensor([keeps_strength(kind, normed) for kind in survivors], device=self.device), normed)
+            for (_, normed), names in alike.items()
+        ]
+        return [(names, where[:, None], normed) for names, where, normed in found if where.any()]
 
     def set_levels(self, epoch: int) -> list[float]:
         """The runs' levels in an epoch, and whatever else of their rules follows it."""
@@ -173,7 +183,7 @@ class Masks:
             if names[0] in self.network.lost:
                 left = mask * (1 - torch.cat([self.network.lost[name] for name in names]))
             if self.strengthens:
-                by = torch.stack([torch.where(self.strengthened, factors[name], 1) for name in names])
+                by = torch.stack([factors.get(name, self.ones) for name in names])
                 left = (left.view(len(names), runs, -1) / by).view_as(mask)
             weight = torch.cat([self.network.stored(name) for name in names])
             masked = (~mask * site.in_use(weight, left, len(names) * runs)).view(len(names), runs, -1)
@@ -185,13 +195,19 @@ class Masks:
                     name, k, _ = self.network.sites[i]
                     if k in self.pulled:
                         share(self.network.extras[name], k, runs).copy_(pull)
-        for name, factor in factors.items() if self.strengthens else ():
-            extra, mask = (place[name].view(runs, -1) for place in (self.network.extras, self.network.masks))
-            extra.copy_(torch.where(self.strengthened, strengthened(extra, mask, factor), extra))
+        for alike, where, normed in self.rescaling:
+            if normed:
+                extras = [self.network.extras[name].view(runs, -1) for name in alike]
+                extra, mask = (
+                    torch.stack(extras),
+                    torch.stack([self.network.masks[name].view(runs, -1) for name in alike]),
+                )
+                factor = torch.stack([factors[name] for name in alike])
+                torch._foreach_copy_(extras, list(torch.where(where, strengthened(extra, mask, factor), extra)))
 
     @torch.no_grad()
     def shrink(self, weights: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
-        """What survivors lose, from the weights as they are now; by what layers are multiplied that are rescaled."""
+        """What survivors lose, from the weights as they are now; by what layers are multiplied that norms follow."""
         factors: dict[str, Tensor] = {}
         weights, runs = weights or self.network.judged(), self.network.runs
         for rule, places in self.rules if self.shrunk else ():
@@ -201,10 +217,13 @@ class Masks:
                 names = [self.network.sites[places[n]][:2] for n in mine]
                 views = [share(self.network.lost[name], k, runs) for name, k in names]
                 torch._foreach_copy_(views, [lost[n] for n in mine])
-        for name, buffer in self.network.lost.items() if self.rescales else ():
-            gone = buffer.view(runs, -1)
-            factors[name] = strength(self.network.stored(name).view(runs, -1), 1 - gone)
-            gone.copy_(torch.where(self.rescaled, 1 - (1 - gone) * factors[name], gone))
+        for alike, where, normed in self.rescaling:  # several layers in a few kernels, as above
+            buffers = [self.network.lost[name].view(runs, -1) for name in alike]
+            gone = torch.stack(buffers)
+            stored = torch.stack([self.network.stored(name).view(runs, -1) for name in alike])
+            factor = torch.where(where, strength(stored, 1 - gone), 1)
+            torch._foreach_copy_(buffers, list(torch.where(where, 1 - (1 - gone) * factor, gone)))
+            factors |= zip(alike, factor) if normed else ()
         return factors
 
     @torch.no_grad()

@@ -18,8 +18,10 @@ class Soft(Masked):
 
     on: Tensor
 
-    def __init__(self, weight: Tensor, gradient: str, levels: Tensor, survivors: str = "whole") -> None:
-        super().__init__(weight, gradient, survivors)
+    def __init__(
+        self, weight: Tensor, gradient: str, levels: Tensor, survivors: str = "whole", normed: bool = False
+    ) -> None:
+        super().__init__(weight, gradient, survivors, normed)
         self.level = nn.Parameter(levels.to(weight.device, weight.dtype))
         self.register_buffer("on", self.level.detach()[:, None] > OFF, persistent=False)
 
