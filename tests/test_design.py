@@ -53,6 +53,7 @@ ORDER = [
     "latency",
     "shares",
     "budgets",
+    "targets",
     "rising",
     "drawing",
     "summary",

@@ -411,7 +411,7 @@ def test_under_the_rising_law_the_sparsity_rises_within_an_epoch_where_fractions
     wanted = [0.9 * (1 - (1 - step / 100) ** 3) for step in range(100)]
     assert shared == sorted(shared)
     assert max(abs(one - other) for one, other in zip(shared, wanted)) < 0.02
-    assert 30 < len(set(shared)) <= 60  # of a hundred steps, not each
+    assert 30 < len(set(shared)) < 70  # of a hundred steps, not each
 
 
 @pytest.mark.parametrize("given", ["mapping", "function", "schedules"])

@@ -186,12 +186,12 @@ def test_names_tell_other_changes_apart():
 @pytest.mark.parametrize("epochs", [1, 2, 7, 200])
 def test_the_recipe_best_is_the_pruners_law_rising(epochs):
     spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
-    assert spec.how.target(spec) == rising.plan("rising", 0.95, Weight(), {}, epochs)
+    assert spec.how.target(spec) == rising.plan("rising", 0.95, Weight(), {"": Weight()}, epochs)
     assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("proportional", "shrunk")
     patterned = spec.replace(structure="2:4", sparsity=None)
     assert (patterned.how.gradient(patterned), patterned.how.survivors(patterned)) == ("proportional", "shrunk")
     filters = spec.replace(structure="filter")
-    assert filters.how.target(filters) == rising.plan("rising", 0.95, Filter(), {}, epochs)
+    assert filters.how.target(filters) == rising.plan("rising", 0.95, Filter(), {"": Filter()}, epochs)
     assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
     own = spec.replace(model="package:network")  # which may have no batch norm
     assert own.how.survivors(own) == "auto"

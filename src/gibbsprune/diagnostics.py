@@ -291,8 +291,8 @@ def unrisen(now: float, end: float, epoch: float) -> str:
 
 
 def stale(steps: int) -> str:
-    """The warning of batch norms that lag behind survivors which were shrunk so many steps ago."""
+    """The warning of batch norms that lag behind a sparsity which rose so many steps ago."""
     return (
-        f"the sparsity rose {steps} steps ago, and the running statistics of batch norms are still those of stronger "
-        "weights: estimate them anew with gp.recalibrate(model, batches), or train for longer"
+        f"the sparsity rose {steps} steps ago, and the running statistics of batch norms are still partly those of "
+        "before: estimate them anew with gp.recalibrate(model, batches), or train for longer"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import rising
-from .budgets import Budget, Targets, shares_of, tied_to
+from .budgets import Budget
 from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
 from .diagnostics import Diagnostics, stale, unconverged, unrisen
@@ -28,11 +28,12 @@ from .recalibration import lagging
 from .samplers import SWEEPS
 from .saving import pack, read_state
 from .schedules import Schedule, beta_at
-from .selection import Selectors, Sparsity, select
+from .selection import Selectors, select
 from .site import check_gradient, layer_sites
 from .structures import Structure, as_structure, given_sparsity
 from .summary import Summary, summarised
 from .survivors import SURVIVORS
+from .targets import Sparsity, Targets, shares_of, tied_to
 from .weights import check_module, untied
 
 TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
@@ -125,13 +126,12 @@ class GibbsPruner:
         kinds = {name: layer.structure(kind) for name, layer in self.layers.items()}
         self._rising = partial(rising.plan, self.law, sparsity, kind, kinds)
         sparsity = self._rising(epochs)
-        limited = [own.spelling for own in kinds.values() if own.limited]
-        if limited and isinstance(sparsity, (Schedule, Budget)):
-            raise bad("sparsity", sparsity, f"numbers, one or by layer, with structure {limited[0]!r}")
         shares = shares_of(model, self.layers, kind, sparsity, example_inputs)
         self._plan = Targets(sparsity, shares, tied_to(self.layers, sparsity))
+        self._plan.check(kinds)
         self._targets = self._now = self._plan.at(math.inf, self._means)
-        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler, warm=warm)
+        asked = self._plan.asked
+        sites = layer_sites(self.layers, kinds, self.hamiltonian, self._targets, sampler, warm=warm, asked=asked)
         check_gradient(gradient, sites.values())
         check_one_of("survivors", survivors, SURVIVORS)
         check_importance(importance, self.hamiltonian, gradient, self.layers)
@@ -164,7 +164,6 @@ class GibbsPruner:
         """Gives the layers other sparsities; whether any is another one."""
         changed, self._now = sparsities != self._now, sparsities
         if changed:
-            self._rose = self.steps
             self._drawing.set_sparsities(sparsities)
         return changed
 
@@ -178,17 +177,19 @@ class GibbsPruner:
     def set_epoch(self, epoch: float) -> None:
         """Sets β and a sparsity that rises to their values for ``epoch``, counted from 0; it may be a fraction.
 
-        When an epoch begins, a budget is shared out anew (at fractions where it has risen by a hundredth), and the
+        When an epoch begins, a budget is shared out anew (within one whenever it has changed by a hundredth), and the
         masks that are there for its first step are drawn again at its own β and sparsity, from the same random numbers.
         """
-        beta, before = self._beta(epoch), self.beta
+        beta, last, before = self._beta(epoch), self.beta, self.epoch
         self.epoch, self.beta = epoch if isinstance(epoch, (int, float)) else epoch.item(), beta
-        begins, changed = self.epoch == int(self.epoch), False
         if self.finalized:
             return
-        if self._plan.due(self.epoch):
+        changed = False
+        if self.steps == 0 or self._plan.due(self.epoch, before):
             changed = self._set_sparsities(self._plan.at(self.epoch, self._means))
-        if begins and (changed or beta != before):
+            if self._plan.total(self.epoch) > self._plan.total(before):
+                self._rose = self.steps
+        if self.epoch == int(self.epoch) and (changed or beta != last):
             self._drawing.draw(self.beta, self.steps, again=True)
 
     def _beta(self, epoch: float) -> float:
@@ -243,19 +244,19 @@ class GibbsPruner:
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._drawing.check_finite(self.steps)
-        now, end = self._plan.risen(self.epoch)
+        now, end = self._plan.total(self.epoch), self._plan.total()
         lost = self._drawing.lost()  # by survivors, as they were trained: what goes beyond takes nothing from them
-        short = now != end and self._set_sparsities(self._plan.at(math.inf, self._means))
+        short = self._plan.open(self.epoch) and self._set_sparsities(self._plan.at(math.inf, self._means))
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
             for name, mask in final.items():
                 self.masks[name].mask.copy_(mask)
         if short and self.steps >= TRAINED:
             warnings.warn(unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
-        elif self._rose and not short and lost and lagging(self.model, ago := self.steps - self._rose):
-            warnings.warn(stale(ago), stacklevel=3)
         elif (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             warnings.warn(unconverged(agreement, self.beta, self.hamiltonian.coupling, draw), stacklevel=3)
+        if self._rose and not short and lost and lagging(self.model, ago := self.steps - self._rose):
+            warnings.warn(stale(ago), stacklevel=3)
         self._drawing.take_off(final, lost)
         for name, mask in final.items():
             hold(self.layers[name].module, mask, self.layers[name].parameter)
@@ -302,7 +303,7 @@ class GibbsPruner:
             "generators": {str(device): g.get_state() for device, g in self._drawing.generators.items()},
             "before": {str(device): state for device, state in self._drawing.before.items()},
             "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
-            "sparsities": {} if self._now == self._targets else dict(self._now),
+            "sparsities": {} if self._now == self._targets and not self._plan.budget else dict(self._now),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -22,11 +22,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .budgets import Budget
 from .checks import bad, check_one_of, check_sparsity, check_whole
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
-from .selection import Sparsity, by_layer
 from .structures import Filter, Joint, Structure, Weight
+from .targets import Sparsity, by_layer
 
 COLD = ConstantSchedule(math.inf)
 GRADIENT = "proportional"
+#: What only a temperature has, where that is something without one.
+USUAL = {"sampler": "auto", "warm": False, "chain": "cold"}
 
 
 def ramp(sparsity: float, epochs: int) -> float | Schedule:
@@ -47,17 +49,16 @@ def plan(
     Args:
         law: its name; with another one what is asked for is constant.
         sparsity: as it was asked for; schedules and budgets are their owner's.
-        structure: of the layers.
+        structure: of the layers, if they have none of their own.
         layers: that of each, by name; one that says how many weights stay has nothing that could rise.
         epochs: how long training lasts.
     """
     check_whole("epochs", epochs)
-    if law != "rising" or structure.limited or isinstance(sparsity, (Schedule, Budget)):
+    if law != "rising" or isinstance(sparsity, (Schedule, Budget)):
         return sparsity
-    alike = not (callable(sparsity) or isinstance(sparsity, Mapping))
-    if alike and not any(own.limited for own in layers.values()):
-        rises, way = ramp(check_sparsity(sparsity), epochs), allocation(structure)
-        return rises if way == "uniform" else Budget(rises, allocation=way)
+    way = allocation(*([structure] if isinstance(structure, Joint) else layers.values()))
+    if not (callable(sparsity) or isinstance(sparsity, Mapping) or way == "uniform"):
+        return Budget(ramp(check_sparsity(sparsity), epochs), allocation=way)
     each = by_layer(sparsity, list(layers))
     return {
         name: value if layers[name].limited or isinstance(value, Schedule) else ramp(check_sparsity(value), epochs)
@@ -65,12 +66,12 @@ def plan(
     }
 
 
-def allocation(structure: Structure) -> str:
-    """How layers share the sparsity: what is larger than a weight has a scale that depends on its layer's size, and
-    units of several weights and patterns share nothing."""
-    if structure.limited or isinstance(structure, Joint):
+def allocation(*structures: Structure) -> str:
+    """How layers of these share the sparsity: what is larger than a weight has a scale that depends on its layer's
+    size, and where there are units of several weights or patterns, nothing is shared."""
+    if any(own.limited or isinstance(own, Joint) for own in structures):
         return "uniform"
-    return "global" if isinstance(structure, Weight) else "balanced"
+    return "global" if all(isinstance(own, Weight) for own in structures) else "balanced"
 
 
 def survivors(model: nn.Module, structure: Structure) -> str:
@@ -97,8 +98,9 @@ def check_law(law: str, gradient: str | None, **warm: Any) -> str:
         warm: what only a law with a temperature has, as it was given.
     """
     check_one_of("law", law, LAWS)
-    if law == "rising" and (named := [what for what, value in warm.items() if value not in (None, False, "auto")]):
-        usual = {"sampler": "auto", "warm": False, "chain": "cold"}.get(named[0])
+    named = [what for what, value in warm.items() if value is not None and value != USUAL.get(what)]
+    if law == "rising" and named:
+        usual = USUAL.get(named[0])
         raise bad(named[0], warm[named[0]], f"{usual!r} with law 'rising', which has no temperature")
     if law == "rising" and gradient == "law":
         raise bad("gradient", gradient, "'masked', 'proportional', 'straight-through' with law 'rising'")

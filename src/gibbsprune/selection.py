@@ -1,8 +1,7 @@
-"""Which layers to prune, by what they do, by name pattern, by type or by a predicate, and how far."""
+"""Which layers to prune: by what they do, by name pattern, by type or by a predicate."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -14,17 +13,15 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from .checks import check_sparsity, excluding, layers_told
+from .checks import excluding, layers_told
 from .errors import UserError
 from .flow import CONVOLUTIONS, Seen, look, outputs
-from .schedules import Schedule
 from .structures import Joint, Structure, as_structure
 from .units import united
 from .weights import Layer, on_request, prunable, transforms
 
 Selector = str | type | Callable[[str, nn.Module], bool]
 Selectors = Selector | Iterable[Selector] | Mapping[str, "str | Structure"] | None
-Sparsity = float | Schedule | Mapping[str, float | Schedule] | Callable[[str], float | Schedule]
 
 RULES = "allowed are name patterns, types and functions of (name, module), one or several"
 #: What is said of one layer and of several whose weights have other readers, and what helps.
@@ -220,26 +217,3 @@ def _fault(layer: Layer) -> tuple[str, str, str] | None:
         help_ = "masked weights would not be zero where they are used;"
         return "transforms its weight before use", "transform their weights before use", help_
     return None
-
-
-def by_layer(sparsity: Sparsity, names: list[str]) -> dict[str, float | Schedule]:
-    """What is asked of each layer: a number or a schedule for all, by name, or by a function of the name."""
-    if callable(sparsity) and not isinstance(sparsity, (type, Schedule)):
-        return {name: sparsity(name) for name in names}
-    if isinstance(sparsity, Mapping):
-        if unknown := [name for name in sparsity if name not in names]:
-            told = layers_told(unknown, "is not pruned", "are not pruned", ", which ")
-            raise UserError(f"sparsity names {told}: there are {', '.join(names)}")
-        if missing := [name for name in names if name not in sparsity]:
-            raise UserError(
-                f"sparsity says nothing of {layers_told(missing)}: give a value (0 keeps all), or"
-                f"{leave_out(missing, names)}"
-            )
-        return {name: sparsity[name] for name in names}
-    return dict.fromkeys(names, sparsity)  # type: ignore[arg-type]
-
-
-def targets(asked: Mapping[str, float | Schedule], epoch: float = math.inf) -> dict[str, float]:
-    """What is asked of each layer, at an epoch."""
-    now = {name: value(epoch) if isinstance(value, Schedule) else value for name, value in asked.items()}
-    return {name: check_sparsity(value) for name, value in now.items()}

@@ -157,6 +157,7 @@ def layer_sites(
     sampler: str,
     option: str = "exclude=",
     warm: bool = False,
+    asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Site]:
     """The sites of layers, off the edge; those that would lose their only neighbourhood are refused.
 
@@ -168,6 +169,8 @@ def layer_sites(
         sampler: a name of :mod:`gibbsprune.samplers`.
         option: by which its owner leaves layers out.
         warm: whether chains go on from the masks before.
+        asked: what is asked for of each layer, where that is more than the sparsity in the end: layers of which the
+            same is asked may be units.
     """
     found, counts = {}, {name: structures[name].count(layer.view or layer.shape) for name, layer in layers.items()}
     lost = [
@@ -181,7 +184,7 @@ def layer_sites(
             f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
             f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
-    units, peers = units_of(layers, sparsities), hamiltonian.peers(counts)
+    units, peers = units_of(layers, asked or sparsities), hamiltonian.peers(counts)
     for name, layer in layers.items():
         check_device(f"the device of layer {name!r}", layer.stored.device)
         structure, sparsity = structures[name], sparsities[name]
@@ -200,7 +203,7 @@ def layer_sites(
     return found
 
 
-def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, float]) -> dict[str, str]:
+def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, Any]) -> dict[str, str]:
     """The first layer of each unit, by the names of all layers in one; layers of one sparsity alone are tied."""
     first: dict[str, str] = {}
     for name in layers:

@@ -18,7 +18,7 @@ const metrics = {
   agreement: { name: "agreement with the converged mask, %", get: (k) => k.agreement },
 };
 const quantities = ["epoch", "test accuracy, %", "training accuracy, %", "test loss", "training loss", "agreement, %", "β",
-  "learning rate"];
+  "sparsity, %", "learning rate"];
 const logarithmic = new Set(["β", "learning rate"]);
 const depth = 12;  // points behind the best, beyond which a close view leaves results at its edge
 const reach = 30;  // pixels from a marker at which it can still be pointed at

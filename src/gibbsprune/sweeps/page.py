@@ -27,8 +27,8 @@ ASIDE = {
 }  # fmt: skip
 #: What of a recipe means nothing to a network that is not pruned.
 ANNEALING = {"anneal", "beta_start", "beta_end", "anneal_epochs"}
-CURVE = ("epoch", "test_accuracy", "train_accuracy", "test_loss", "loss", "agreement", "beta", "lr")
-PERCENT = {"test_accuracy", "train_accuracy", "agreement"}
+CURVE = ("epoch", "test_accuracy", "train_accuracy", "test_loss", "loss", "agreement", "beta", "sparsity", "lr")
+PERCENT = {"test_accuracy", "train_accuracy", "agreement", "sparsity"}
 #: Layers whose sparsities differ by less, in points, are pruned alike: the rest is rounding to whole neighbourhoods.
 UNEVEN = 1.0
 

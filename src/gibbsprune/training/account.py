@@ -120,7 +120,7 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
             "anneal to a higher β (--beta-end) or over more epochs."
         )
     again = statistics.fmean(result["accuracy_recalibrated"] for result in results)
-    if again - statistics.fmean(accuracies) > LAGGING:
+    if spec.how.cold(spec) and again - statistics.fmean(accuracies) > LAGGING:
         caution += (
             f" Its batch norms lag behind its last masks, with which it was trained for too few steps: with statistics "
             f"estimated anew it reaches {percent(again)}."

@@ -192,6 +192,7 @@ class Engine:
         agreement = self.masks.agreement(masks, self.masks.limits())
         removed = self.masks.agreement(masks, [torch.zeros_like(mask) for mask in masks])
         drawn = [spec.how.ends_with == "drawn" and not spec.how.cold(spec) for spec in self.specs]
+        masked = [spec.how.masks(spec) for spec in self.specs]
         return [
             {
                 "loss": self.loss_sum[k].item() / self.batches.steps,
@@ -199,7 +200,7 @@ class Engine:
                 "lr": self.rates[k],
                 "beta": self.beta_values[k] if drawn[k] else None,
                 "agreement": agreement[k] if drawn[k] else None,
-                "sparsity": removed[k] if self.specs[k].how.prunes else None,
+                "sparsity": removed[k] if masked[k] else None,
             }
             for k in range(self.runs)
         ]

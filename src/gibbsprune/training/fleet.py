@@ -264,7 +264,7 @@ def _sizes(engine: Engine, k: int, masks: dict[str, Tensor]) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     shares = engine.masks.shares(k)
     for name, site in engine.network.names[k].items():
-        target = shares[name] if shares else engine.specs[k].sparsity
+        target = site.at(shares[name]).removed if shares else engine.specs[k].sparsity
         layers.append(_layer(name, site, target, int(masks[name].sum())))
     prunable, left = sum(layer["weights"] for layer in layers), sum(layer["kept"] for layer in layers)
     return {

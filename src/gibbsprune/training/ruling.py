@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..budgets import Targets, site_shares
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
 from ..site import Site
 from ..survivors import keeps_strength, strength, strengthened
+from ..targets import Targets, site_shares
 from .fuse import share
 from .masked import MaskedNetwork
 from .methods import MaskRule, Rising

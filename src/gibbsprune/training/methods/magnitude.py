@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from ...budgets import Budget, Targets, site_shares
+from ...budgets import Budget
 from ...checks import whole
 from ...site import Site
+from ...targets import Targets, site_shares
 from ...threshold import keep_largest, kept_count
 from .after_training import SOURCE, TUNE_RATE, AfterTraining
 from .method import Phase, Setting, tuning

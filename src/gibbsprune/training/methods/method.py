@@ -155,6 +155,11 @@ class Method:
         """Whether the rule is a law at zero temperature."""
         return False
 
+    def masks(self, spec: RunSpec) -> bool:
+        """Whether what a run masks while it trains is what it prunes, so far."""
+        held = self.ends_with == "held" and self.soft_threshold(spec) is None
+        return self.prunes and (held or self.ends_with == "drawn" or self.cold(spec))
+
     def level(self, spec: RunSpec, sites: Sequence[Site]) -> Callable[[int], float]:
         """The rule's parameter (β, α) as a function of the epoch, stretching included."""
         return lambda epoch: 0.0

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...budgets import Budget, Targets, site_shares, sparsity_keeping
+from ...budgets import Budget
 from ...checks import choice, whole
+from ...targets import Targets, site_shares, sparsity_keeping
 from ...threshold import kept_count
 from .magnitude import largest
 from .method import BELOW_ONE, SHARE, Method, Setting
