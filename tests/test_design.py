@@ -43,6 +43,7 @@ ORDER = [
     "recurrent",
     "converging",
     "masking",
+    "attaching",
     "holding",
     "looking",
     "flow",

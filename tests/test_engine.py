@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gibbsprune import data
-from gibbsprune.masking import stored_weight
+from gibbsprune.attaching import stored_weight
 from gibbsprune.samplers import stream
 from gibbsprune.training.engine import Engine
 from gibbsprune.training.network import new_model, takes_channels_last

@@ -11,7 +11,8 @@ from torch.nn.utils import parametrize
 
 import gibbsprune as gp
 from gibbsprune import converging
-from gibbsprune.masking import GibbsMasked, Masked, attach, burn, check_plain, stored_weight
+from gibbsprune.attaching import attach, burn, check_plain, stored_weight
+from gibbsprune.masking import GibbsMasked, Masked
 
 
 def masked_linear(sparsity=0.5, structure="weight"):

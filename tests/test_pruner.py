@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import gibbsprune as gp
+from gibbsprune.attaching import stored_weight
 from gibbsprune.law import Law
-from gibbsprune.masking import stored_weight
 from gibbsprune.structures import ALLOWED
 from gibbsprune.threshold import kept_count
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gibbsprune as gp
-from gibbsprune.masking import stored_weight
+from gibbsprune.attaching import stored_weight
 from gibbsprune.survivors import shrunk_mask
 from gibbsprune.threshold import kept_count
 

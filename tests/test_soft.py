@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gibbsprune.masking import attach, stored_weight
+from gibbsprune.attaching import attach, stored_weight
 from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.soft import OFF, Soft, softened
 from method_bench import RECIPE, SMALL, few, spec

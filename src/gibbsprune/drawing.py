@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .attaching import attach, burn, check_masked
 from .checks import bad, check_number, layers_told, number
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
 from .distributed import Whole, cut_like, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .importance import Score
 from .law import Law
-from .masking import GibbsMasked, attach, burn, check_masked
+from .masking import GibbsMasked
 from .samplers import stream
 from .site import Site, units
 from .survivors import strength, strengthened

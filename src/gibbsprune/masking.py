@@ -18,23 +18,20 @@ not see it; but a layer that norms follow is rescaled in any case, and its gradi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from .checks import check_one_of, layers_told
+from .checks import check_one_of
 from .converging import Converged, limit, refresh, refresh_
-from .distributed import cut_like, plain_class, whole
-from .errors import UserError
+from .distributed import whole
 from .importance import Score
-from .recurrent import follow_masks
 from .site import GRADIENTS, Site, joint_rows
 from .structures import Filter, Structure, is_ours
 from .survivors import SURVIVORS, keeps_strength, strength
-from .weights import Layer, check_module
+from .weights import Layer
 
 
 class Masked(nn.Module):
@@ -153,7 +150,7 @@ class GibbsMasked(Masked):
 
     def _of_unit(self, weight: Tensor) -> Tensor:
         """Its part of what is left in the limit of all layers of its unit."""
-        masks = [_chains(layer.module)[layer.parameter][0] for layer, _ in self.together]
+        masks = [chains(layer.module)[layer.parameter][0] for layer, _ in self.together]
         weights = [weight if mask is self else whole(layer.stored) for mask, (layer, _) in zip(masks, self.together)]
         sites = [site for _, site in self.together]
         rows = joint_rows([mask.score(w) if mask.score else w for mask, w in zip(masks, weights)], sites)
@@ -170,151 +167,6 @@ class GibbsMasked(Masked):
         return next(site.unrows(part) for mask, site, part in zip(masks, sites, parts) if mask is self)
 
 
-def attach(module: nn.Module, masked: Masked, name: str = "weight") -> None:
-    """Puts a mask on a parameter of ``module``, which stays the same object with all that hangs on it.
-
-    torch writes into a tensor that it parametrises, and DDP would lose its gradient. So it gets a stand-in.
-    """
-    weight, alone = cast(nn.Parameter, getattr(module, name)), not parametrize.is_parametrized(module)
-    others = [] if alone else [part for chain in _chains(module).values() for part in chain]
-    masked.order = next((part.order for part in others if isinstance(part, Masked)), tuple(module._parameters))
-    setattr(module, name, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="meta")))
-    parametrize.register_parametrization(module, name, masked, unsafe=True)
-    _chains(module)[name].original = weight
-    if alone:
-        type(module).__reduce_ex__ = _reduce  # type: ignore[method-assign, assignment]  # the class is the module's own
-    if isinstance(module, nn.RNNBase) and alone:
-        follow_masks(module)
-
-
-def _chains(module: nn.Module) -> Any:
+def chains(module: nn.Module) -> Any:
     """The parametrisations of each parametrised parameter of a module."""
     return module.parametrizations
-
-
-def _reduce(module: nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
-    """A masked module as pickle takes it: one of its own class, which is masked again when it is made.
-
-    So a masked model can be saved whole and be passed to another process; torch refuses that for parametrised modules,
-    whose class it makes at run time.
-    """
-    if "__reduce_ex__" not in vars(type(module)):
-        raise UserError("a masked layer in shards cannot be pickled: save its state_dict()")
-    state = dict(module.__dict__)
-    modules = dict(module._modules)
-    chains = cast(Any, modules.pop("parametrizations"))
-    if not all(len(chain) == 1 and isinstance(chain[0], Masked) for chain in chains.values()):
-        raise UserError("a masked layer with further parametrisations cannot be pickled: save its state_dict()")
-    state["_modules"] = modules
-    if isinstance(module, nn.RNNBase):  # its lists of weights are made anew
-        state |= {"_flat_weights": [], "_flat_weight_refs": []}
-    masks = {name: (chain[0], chain.original) for name, chain in chains.items()}
-    return _empty, (type(module).__bases__[0],), (state, masks), None, None, _mask_again
-
-
-def _empty(cls: type[nn.Module]) -> nn.Module:
-    return cls.__new__(cls)
-
-
-def _mask_again(module: nn.Module, saved: tuple[dict[str, Any], Mapping[str, tuple[Masked, nn.Parameter]]]) -> None:
-    state, masks = saved
-    module.__setstate__(state)
-    order = next(iter(masks.values()))[0].order
-    for name, (_, weight) in masks.items():
-        module._parameters[name] = weight
-    _sort(module, order)
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
-    for name, (masked, _) in masks.items():
-        attach(module, masked, name)
-
-
-def _sort(module: nn.Module, order: Sequence[str]) -> None:
-    """Gives the parameters of a module the order that they had."""
-    parameters = module._parameters
-    for name in sorted(parameters, key=lambda name: order.index(name) if name in order else len(order)):
-        parameters[name] = parameters.pop(name)
-
-
-def stored_weight(module: nn.Module, name: str = "weight") -> nn.Parameter:
-    """The weight under the mask, which the optimiser trains."""
-    parametrizations = cast(nn.ModuleDict, module.parametrizations)
-    return cast(nn.Parameter, parametrizations[name].original)
-
-
-def masked_layers(model: nn.Module) -> set[str]:
-    """The names of the layers that carry a mask, whoever draws it."""
-    return {
-        Layer(owner, module, name).name
-        for owner, module in model.named_modules()
-        if parametrize.is_parametrized(module)
-        for name, chain in _chains(module).items()
-        if any(isinstance(part, Masked) for part in chain)
-    }
-
-
-def check_masked(model: nn.Module, layers: Mapping[str, Layer], masks: Mapping[str, Masked]) -> None:
-    """Refuses layers that have been exchanged, or whose weight has been parametrised, since they were masked.
-
-    A layer may have moved in the model, as into a wrapper.
-    """
-    modules = set(model.modules())
-    if gone := [name for name, layer in layers.items() if layer.module not in modules]:
-        told = layers_told(gone, "is", "are")
-        raise UserError(
-            f"{told} no longer in the model: exchange layers before the pruner is made, or after finalize()"
-        )
-    for name, layer in layers.items():
-        module, parameter = layer.module, layer.parameter
-        masked = parametrize.is_parametrized(module, parameter)
-        over = list(module.parametrizations[parameter]) if masked else []  # type: ignore[index]
-        if over != [masks[name]]:
-            others = ", ".join(type(part).__name__ for part in over if part is not masks[name])
-            raise UserError(
-                f"layer {name!r} has {f'{others} over' if others else 'lost'} its mask: add other parametrisations "
-                "after finalize(), and remove none before"
-            )
-
-
-def check_plain(model: nn.Module, purpose: str, transformed: bool = False) -> None:
-    """Refuses a model with masks still in place, or with other parametrisations unless ``transformed`` allows them."""
-    check_module(model)
-    for name, module in model.named_modules():
-        if parametrize.is_parametrized(module):
-            parts = [part for chain in cast(nn.ModuleDict, module.parametrizations).values() for part in chain]  # type: ignore[attr-defined]
-            if any(isinstance(part, Masked) for part in parts):
-                raise UserError(f"the model still carries masks: finalize it before {purpose}")
-            if transformed:
-                continue
-            raise UserError(
-                f"layer {name!r} is parametrised ({type(parts[0]).__name__}): remove that "
-                f"(torch.nn.utils.parametrize.remove_parametrizations) before {purpose}"
-            )
-
-
-def _own_class(module: nn.Module) -> None:
-    """A parametrised module's class, made for it alone: copies share it, and torch takes their weight away with it."""
-    cls = type(module)
-    content = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(cls.__name__, cls.__bases__, content)
-
-
-def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None, name: str = "weight") -> None:
-    """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation; survivors
-    lose the share ``lost`` of their value.
-
-    The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
-    its old order again, the weight before the bias, by which optimisers save and load their states.
-    """
-    weight = stored_weight(module, name)
-    order = cast(Any, module.parametrizations)[name][0].order
-    with torch.no_grad():
-        weight.masked_fill_(cut_like(~mask, weight), 0)
-        if lost is not None:
-            weight.mul_(1 - cut_like(lost, weight))
-    with plain_class(module):
-        _own_class(module)
-        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-    _sort(module, order)
-    if isinstance(module, nn.RNNBase) and not parametrize.is_parametrized(module):
-        module._init_flat_weights()

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..attaching import check_plain
 from ..errors import UserError
 from ..looking import arguments, plain_eval
-from ..masking import check_plain
 from .aten import RECURRENT, capture, drop_dead, drop_unread, op_name
 from .channels import LeftAlone, mask_of
 from .equality import difference, difference_in_double, in_rows, rounding

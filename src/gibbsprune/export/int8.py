@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ..attaching import check_plain
 from ..errors import UserError
-from ..masking import check_plain
 from ..structures import PRUNABLE
 
 LARGEST = 127

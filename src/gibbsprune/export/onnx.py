@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..attaching import check_plain
 from ..errors import UserError
 from ..files import write_atomic
 from ..looking import arguments, plain_eval, quiet
-from ..masking import check_plain
 from .equality import difference, own_error, rounding
 from .int8 import quantized
 from .pixels import with_pixels

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..attaching import check_plain
 from ..checks import shown
 from ..errors import UserError
 from ..files import parse_json, write_atomic
-from ..masking import check_plain
 from .packing import Positions, positions
 
 FORMAT, VERSION = "gibbsprune-packed", "3"

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..attaching import check_plain
 from ..errors import UserError
 from ..files import ReadError, parse_json, write_atomic
-from ..masking import check_plain
 from ..text import told
 from .compaction import CompactReport
 from .graph_values import Strange, as_values, from_values

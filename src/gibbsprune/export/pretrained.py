@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attaching import check_plain
 from ..errors import UserError
 from ..looking import arguments, plain_eval
-from ..masking import check_plain
 from .compaction import TOLERANCE, CompactReport
 from .equality import difference, difference_in_double
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..attaching import check_plain
 from ..errors import UserError
-from ..masking import check_plain
 from ..structures import PRUNABLE, as_structure
 from ..text import first_line
 from .equality import difference

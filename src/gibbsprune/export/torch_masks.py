@@ -8,9 +8,9 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from ..attaching import check_plain
 from ..errors import UserError
 from ..holding import hold
-from ..masking import check_plain
 from ..structures import PRUNABLE, check_mask
 
 _ORIGINAL, _MASK = "_orig", "_mask"

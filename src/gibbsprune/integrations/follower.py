@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attaching import masked_layers
 from ..checks import check_one_of, check_whole
 from ..errors import UserError
-from ..masking import masked_layers
 from ..pruner import GibbsPruner
 from ..saving import STORED
 from ..weights import Layer, path

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from .. import rising
+from ..attaching import attach
 from ..data.arrays import Arrays
 from ..importance import Score
-from ..masking import Masked, attach
+from ..masking import Masked
 from ..structures import as_structure
 from ..survivors import SURVIVORS
 from ..weights import Layer, layer_named
