@@ -70,11 +70,12 @@ def _patterns(results: Results, folder: Path) -> list[str]:
     ]
     return [
         "## Patterns",
-        "All with the recipe `best` and a weight decay of 0.0003. `rising`: the largest of each neighbourhood at every "
-        "step, shrunk by the threshold, here with straight-through gradients. *Drawn*: masks from the Gibbs law whose "
-        "temperature falls, in units of the threshold. *Gradual*: by magnitude, of N:M the N falls from M over 80 % of "
-        "training. Where single weights and tiles share a sparsity, `rising` and gradual pruning have one threshold "
-        "for the network, drawn masks the same sparsity in every layer.",
+        "All with the recipe `best` and a weight decay of 0.0003. `rising`: the largest of each neighbourhood at "
+        "every step, shrunk by the threshold, here with straight-through gradients and masked weights that fade. "
+        "*Drawn*: masks from the Gibbs law whose temperature falls, in units of the threshold. *Gradual*: by "
+        "magnitude, of N:M the N falls from M over 80 % of training. Where single weights and tiles share a sparsity, "
+        "`rising` and gradual pruning have one threshold for the network, drawn masks the same sparsity in every "
+        "layer.",
         table(["pattern", "sparsity", *WAYS.values()], rows, left=1),
         *dense,
         *told(ways, ("pattern", "sparsity", "against"), "`rising`", groups),
