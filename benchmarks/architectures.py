@@ -69,7 +69,11 @@ def without_heads(model: nn.Module, name: str, sparsity: float) -> nn.Module:
 
 
 def without_filters(model: nn.Module, example: dict[str, Tensor], sparsity: float) -> nn.Module:
-    return gp.GibbsPruner(model, sparsity, structure="filter", example_inputs=example).finalize("converged").eval()
+    return (
+        gp.GibbsPruner(model, sparsity, structure="filter", law="annealed", example_inputs=example)
+        .finalize("converged")
+        .eval()
+    )
 
 
 def forms(name: str) -> tuple[dict[str, nn.Module], Callable[[int], dict[str, Tensor]], dict[str, float]]:

@@ -57,7 +57,7 @@ def networks(sparsity: float) -> Iterator[tuple[str, nn.Module, Any]]:
     for name in small.MADE:
         model, inputs = small.made(name)
         pruner = gp.GibbsPruner(
-            model, sparsity, structure="filter", exclude=small.EXCLUDED.get(name), example_inputs=inputs
+            model, sparsity, structure="filter", law="annealed", exclude=small.EXCLUDED.get(name), example_inputs=inputs
         )
         yield f"{name} (transformers)", pruner.finalize("converged").eval(), inputs
 

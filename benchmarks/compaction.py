@@ -47,7 +47,11 @@ def network(name: str, structure: str, sparsity: float) -> nn.Module:
             module.weight.data.uniform_(0.5, 1.5, generator=generator)
             module.bias.data.normal_(0, 0.5, generator=generator)
     exclude = ["conv", "*.shortcut", "dense"] if structure == "filter" else ["conv", "dense"]
-    return gp.GibbsPruner(model, sparsity=sparsity, structure=structure, exclude=exclude).finalize("converged").eval()
+    return (
+        gp.GibbsPruner(model, sparsity=sparsity, structure=structure, law="annealed", exclude=exclude)
+        .finalize("converged")
+        .eval()
+    )
 
 
 def by_torch_pruning(model: nn.Module, sparsity: float, x: Tensor) -> nn.Module | None:

@@ -243,18 +243,19 @@ def trainers(rank, folder):
     os.environ |= dict(zip(names, map(str, (rank, rank, 0, 2, 2, "test"))))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
     out = {}
-    callback = lightning_tests.pruning(0.75, schedule=lightning_tests.SCHEDULE, check_ranks=2, draw="converged")
-    module = lightning_tests.make_module(pytorch, seed=rank)
-    settings = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": True}
-    lightning_tests.make_trainer(pytorch, folder, [callback], **settings).fit(module, lightning_tests.make_loader())
-    lightning_tests.check_final(module)
-    out["lightning"] = {"steps": callback.pruner.steps, "model": module.state_dict()}
-    callback = transformers_tests.pruning(0.75, check_ranks=2, draw="converged")
-    model = transformers_tests.make_model(seed=rank)
-    trainer = transformers_tests.make_trainer(model, folder, callback)
-    trainer.train()
-    transformers_tests.check_final(model)
-    out["transformers"] = {"steps": callback.pruner.steps, "model": model.state_dict()}
+    for law, given in lightning_tests.LAWS.items():
+        callback = lightning_tests.pruning(0.75, check_ranks=2, draw="converged", **given)
+        module = lightning_tests.make_module(pytorch, seed=rank)
+        settings = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": True}
+        lightning_tests.make_trainer(pytorch, folder, [callback], **settings).fit(module, lightning_tests.make_loader())
+        lightning_tests.check_final(module, law=law)
+        out[f"lightning, {law}"] = {"steps": callback.pruner.steps, "model": module.state_dict()}
+        callback = transformers_tests.pruning(0.75, law=law, check_ranks=2, draw="converged")
+        model = transformers_tests.make_model(seed=rank)
+        trainer = transformers_tests.make_trainer(model, folder, callback)
+        trainer.train()
+        transformers_tests.check_final(model, law=law)
+        out[f"transformers, {law}"] = {"steps": callback.pruner.steps, "model": model.state_dict()}
     torch.save(out, folder / f"trainers-{rank}.pt")
 
 

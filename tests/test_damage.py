@@ -288,9 +288,10 @@ def test_finished_networks(finished, tmp_path):
     try_all(500, make, read, 0.3)
 
 
-def test_states_of_a_pruner():
+@pytest.mark.parametrize("law", ["annealed", "rising"])
+def test_states_of_a_pruner(law):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    pruner = gp.GibbsPruner(net, 0.5, include=["1"])
+    pruner = gp.GibbsPruner(net, 0.5, include=["1"], law=law)
     state = pruner.state_dict()
     untouched = pruner.masks["1"].mask.clone()
 

@@ -62,7 +62,7 @@ def test_data_parallel(tmp_path, straight):
             assert same(found[kind], straight[kind]), f"{kind}: equal to a single process fed the same batches"
         assert same(found["resumed from one"], straight["kernel"]), "started on one, resumed on two"
         assert same(found["resumed from two"], straight["kernel"]), "killed on two, resumed on two"
-        assert found["sent"] == [0, 12], "neither masks nor what goes with them are broadcast"
+        assert found["sent"] == [0, 15], "neither masks nor what goes with them are broadcast"
         assert found["before restart"].startswith("the ranks differ in the masks after 0 steps: every rank needs")
         assert found["mask"].startswith("the ranks differ in the masks after 6 steps: every rank needs the same seed")
         assert found["stream"].startswith("the ranks differ in the random stream after 0 steps")
@@ -143,7 +143,8 @@ def test_callbacks_on_two_ranks(tmp_path):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     pytest.importorskip("transformers", reason="Transformers is not installed")
     first, second = results("trainers", tmp_path)
-    for name in ("lightning", "transformers"):
+    assert len(first) == 4
+    for name in first:
         assert first[name]["steps"] == second[name]["steps"] == 6
         assert same(first[name]["model"], second[name]["model"])
 

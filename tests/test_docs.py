@@ -162,6 +162,7 @@ def test_theory_names_every_part_of_the_core():
         "diagnostics",
         "samplers",
         "site",
+        "flow",
         "limited",
         "joined",
         "law",

@@ -221,7 +221,7 @@ def pruned(make: Callable[[], Network], structure: str) -> tuple[Network, torch.
         elif name in ("a.weight", "b.parametrizations.weight.original0", "c.weight") and make in COMPUTED:
             p.data *= (torch.rand(len(p), generator=generator) > 0.5).view(-1, *[1] * (p.dim() - 1))
     left = ["head", *COMPUTED.get(make, [])]
-    GibbsPruner(model, 0.5, structure=structure, include="*", exclude=left).finalize("converged")
+    GibbsPruner(model, 0.5, structure=structure, include="*", exclude=left, law="annealed").finalize("converged")
     return model, generator
 
 

@@ -21,7 +21,8 @@ def pruned(name: str, sparsity: float = 0.5) -> tuple[Any, dict[str, torch.Tenso
     model, inputs = made(name)
     for parameter in model.parameters():
         parameter.data *= 3  # so that each layer matters for the output
-    pruner = GibbsPruner(model, sparsity, structure="filter", exclude=EXCLUDED.get(name), example_inputs=inputs)
+    how: Any = {"structure": "filter", "exclude": EXCLUDED.get(name), "example_inputs": inputs, "law": "annealed"}
+    pruner = GibbsPruner(model, sparsity, **how)
     return pruner.finalize("converged").eval(), inputs
 
 

@@ -232,7 +232,8 @@ EXCLUDED = {
 def pruned(name: str, structure: str) -> tuple[nn.Module, dict[str, Tensor]]:
     model, inputs = made(name)
     examples = inputs if structure == "filter" else None
-    pruner = GibbsPruner(model, 0.6, structure=structure, exclude=EXCLUDED.get(name), example_inputs=examples)
+    how: Any = {"structure": structure, "exclude": EXCLUDED.get(name), "example_inputs": examples, "law": "annealed"}
+    pruner = GibbsPruner(model, 0.6, **how)
     return pruner.finalize("converged").eval(), inputs
 
 

@@ -31,6 +31,8 @@ pytestmark = [
 
 LAYERS = ("net.1", "net.3")
 SCHEDULE = gp.LogSchedule(1.0, 1e7, 1)
+#: Masks that are drawn, and the law that there is without a word, which lasts as long as the trainer.
+LAWS = {"annealed": {"schedule": SCHEDULE}, "rising": {}}
 
 
 @pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
@@ -99,17 +101,19 @@ def make_trainer(pl, folder, callbacks, **kwargs):
     return pl.Trainer(callbacks=callbacks, **(settings | kwargs))
 
 
-def check_final(module, sparsity=0.75):
-    for name in LAYERS:
-        weight = module.get_submodule(name).weight
-        assert isinstance(weight, nn.Parameter), "the parametrisation is gone"
+def check_final(module, sparsity=0.75, law="annealed"):
+    """The sparsity of every layer, or with the law "rising" of all together."""
+    weights = [module.get_submodule(name).weight for name in LAYERS]
+    assert all(isinstance(weight, nn.Parameter) for weight in weights), "the parametrisation is gone"
+    for weight in [torch.cat([weight.flatten() for weight in weights])] if law == "rising" else weights:
         assert int((weight != 0).sum()) == kept_count(sparsity, weight.numel())
 
 
 def bare_run(epochs=2, accumulate=1, **options):
     """The same training with the bare pruner."""
     module = make_module(importlib.import_module("lightning.pytorch"))
-    pruner = gp.GibbsPruner(module, **{"sparsity": 0.75, "schedule": SCHEDULE, "seed": 5} | options)
+    settings = {"sparsity": 0.75, "schedule": SCHEDULE, "seed": 5, "epochs": epochs}
+    pruner = gp.GibbsPruner(module, **settings | options)
     optimizer = module.configure_optimizers()
     for epoch in range(epochs):
         pruner.set_epoch(epoch)
@@ -122,19 +126,21 @@ def bare_run(epochs=2, accumulate=1, **options):
     return module, pruner
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_it_does_what_the_bare_pruner_does(pl, tmp_path, accumulate):
-    callback = pruning(0.75, schedule=SCHEDULE, seed=5)
+def test_it_does_what_the_bare_pruner_does(pl, tmp_path, accumulate, law):
+    callback = pruning(0.75, seed=5, epochs=2, **LAWS[law])
     module = make_module(pl)
     trainer = make_trainer(pl, tmp_path, [callback], accumulate_grad_batches=accumulate)
     trainer.fit(module, make_loader(), make_loader())
-    expected, pruner = bare_run(accumulate=accumulate)
+    expected, pruner = bare_run(accumulate=accumulate, **{"schedule": None} | LAWS[law])
+    assert callback.pruner.law == pruner.law == law
     assert callback.pruner.steps == pruner.steps == 12 // accumulate
     pruner.finalize()
     for (name, first), (other, second) in zip(module.named_parameters(), expected.named_parameters()):
         assert name == other
         assert torch.equal(first, second)
-    check_final(module)
+    check_final(module, law=law)
     assert callback.pruner.finalized
     trainer.test(module, make_loader(), verbose=False)
 
@@ -179,9 +185,10 @@ def test_metrics_go_to_the_logger_that_is_there(pl, tmp_path):
     assert sparsities[1] == pytest.approx(0.75, abs=0.01)
 
 
-def test_a_checkpoint_resumes_bit_for_bit(pl, tmp_path):
+@pytest.mark.parametrize("law", LAWS)
+def test_a_checkpoint_resumes_bit_for_bit(pl, tmp_path, law):
     def fit(callbacks, module, path=None):
-        callback = pruning(0.75, schedule=SCHEDULE, seed=5, draw=None)
+        callback = pruning(0.75, seed=5, draw=None, **LAWS[law])
         saver = pl.callbacks.ModelCheckpoint(tmp_path / f"{len(callbacks)}")
         trainer = make_trainer(pl, tmp_path, [callback, *callbacks, saver], max_epochs=3, enable_checkpointing=True)
         trainer.fit(module, make_loader(), ckpt_path=path)
@@ -206,7 +213,7 @@ def test_a_checkpoint_resumes_bit_for_bit(pl, tmp_path):
     for first, second in zip(resumed.parameters(), straight.parameters()):
         assert torch.equal(first, second)
     callback.pruner.finalize("converged")
-    check_final(resumed)
+    check_final(resumed, law=law)
 
 
 def test_two_callbacks_prune_different_layers(lightning, tmp_path):
@@ -244,14 +251,16 @@ def test_several_callbacks_are_told_apart_by_what_they_prune():
     assert pruning(0.5, include=make_loader).state_key == "GibbsPruning{include=make_loader}"
 
 
-def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided")
+@pytest.mark.parametrize(("law", "weights_only"), [("annealed", True), ("annealed", False), ("rising", False)])
+def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path, law, weights_only):
     """Into the finalized model and into a fresh one; both give what the model gave in its validation."""
     module = make_module(lightning)
-    saver = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val", save_weights_only=True)
-    callbacks = [pruning(0.75, schedule=SCHEDULE, draw="converged"), saver]
+    saver = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val", save_weights_only=weights_only)
+    callbacks = [pruning(0.75, draw="converged", **LAWS[law]), saver]
     trainer = make_trainer(lightning, tmp_path, callbacks, enable_checkpointing=True)
     trainer.fit(module, make_loader(), make_loader())
-    check_final(module)
+    check_final(module, law=law)
     best = float(saver.best_model_score)
     again = trainer.test(module, make_loader(), ckpt_path=saver.best_model_path, verbose=False)
 
@@ -261,7 +270,7 @@ def test_a_checkpoint_of_the_training_can_be_tested(lightning, tmp_path):
         def setup(self, trainer, pl_module, stage):
             pl_module.register_load_state_dict_pre_hook(lambda *_: None)
 
-    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, schedule=SCHEDULE), Hook()]).test(
+    fresh = make_trainer(lightning, tmp_path, [pruning(0.75, **LAWS[law]), Hook()]).test(
         make_module(lightning, 7), make_loader(), ckpt_path=saver.best_model_path, verbose=False
     )
     assert again[0]["val"] == fresh[0]["val"] == pytest.approx(best, abs=1e-6)
@@ -372,7 +381,12 @@ def test_layers_made_in_configure_model(lightning, tmp_path):
     check_final(module)
 
 
-def test_the_default_schedule_lasts_as_long_as_the_trainer(lightning, tmp_path):
+@pytest.mark.parametrize(
+    ("law", "wanted"),
+    [("annealed", [(32, 0), (96, 1), (32, 1), (6, 0)]), ("rising", [(45, 0), (135, 1), (45, 1), (9, 0)])],
+)
+def test_the_default_schedule_lasts_as_long_as_the_trainer(lightning, tmp_path, law, wanted):
+    """Of β, or of the sparsity."""
     lengths = []
     for own, others in (
         ({}, {"max_epochs": 50}),
@@ -380,12 +394,14 @@ def test_the_default_schedule_lasts_as_long_as_the_trainer(lightning, tmp_path):
         ({"steps_per_epoch": 2}, {"max_epochs": -1, "max_steps": 100}),
         ({"epochs": 10}, {"max_epochs": 50}),
     ):
-        callback = pruning(0.75, draw=None, **own)
+        callback = pruning(0.75, draw=None, law=law, **own)
         trainer = make_trainer(lightning, tmp_path, [callback], **others)
         trainer.callbacks.append(three_steps(lightning))
         trainer.fit(make_module(lightning), make_loader())
-        lengths.append((callback.pruner.schedule.epochs, callback.pruner.epoch))
-    assert lengths == [(32, 0), (96, 1), (32, 1), (6, 0)]
+        pruner = callback.pruner
+        schedule = pruner.schedule if law == "annealed" else pruner._plan.budget.weights
+        lengths.append((schedule.epochs, pruner.epoch))
+    assert lengths == wanted
 
 
 def test_a_training_without_an_end_needs_a_schedule(lightning, tmp_path):

@@ -16,6 +16,8 @@ transformers = pytest.importorskip("transformers", reason="Transformers is not i
 accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
 SCHEDULE = gp.LogSchedule(1.0, 1e8, 1)
+#: Masks that are drawn, and the law that there is without a word, which lasts as long as the trainer.
+LAWS = {"annealed": {"schedule": SCHEDULE}, "rising": {}}
 EXCLUDE = "classifier"
 
 pytestmark = [
@@ -48,10 +50,10 @@ def make_model(seed=0):
         return transformers.BertForSequenceClassification(config)
 
 
-def pruning(*args, **kwargs):
+def pruning(*args, law="annealed", **kwargs):
     from gibbsprune.integrations.transformers import GibbsPruningCallback
 
-    return GibbsPruningCallback(*args, **{"exclude": EXCLUDE, "schedule": SCHEDULE, "seed": 5} | kwargs)
+    return GibbsPruningCallback(*args, **{"exclude": EXCLUDE, "seed": 5} | LAWS[law] | kwargs)
 
 
 def make_trainer(model, folder, callback, others=(), model_init=None, **kwargs):
@@ -66,13 +68,15 @@ def make_trainer(model, folder, callback, others=(), model_init=None, **kwargs):
     )
 
 
-def check_final(model, sparsity=0.75):
+def check_final(model, sparsity=0.75, law="annealed"):
+    """The sparsity of every layer, or with the law "rising" of all together."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert len(layers) == 14
-    for name, layer in layers.items():
-        assert isinstance(layer.weight, nn.Parameter), "the parametrisation is gone"
-        kept = layer.weight.numel() if name == EXCLUDE else kept_count(sparsity, layer.weight.numel())
-        assert int((layer.weight != 0).sum()) == kept
+    assert all(isinstance(layer.weight, nn.Parameter) for layer in layers.values()), "the parametrisation is gone"
+    assert bool(layers.pop(EXCLUDE).weight.all())
+    weights = [layer.weight.flatten() for layer in layers.values()]
+    for weight in [torch.cat(weights)] if law == "rising" else weights:
+        assert int((weight != 0).sum()) == kept_count(sparsity, weight.numel())
 
 
 def betas(trainer):
@@ -98,7 +102,8 @@ def test_two_epochs(tmp_path, accumulate):
     assert trainer.evaluate(Words())["eval_loss"] > 0
 
 
-def test_it_does_what_the_bare_pruner_does(tmp_path):
+@pytest.mark.parametrize("law", LAWS)
+def test_it_does_what_the_bare_pruner_does(tmp_path, law):
     """The same masks at every step as a pruner of one's own in a callback of one's own."""
     seen = {"callback": [], "bare": []}
 
@@ -116,22 +121,24 @@ def test_it_does_what_the_bare_pruner_does(tmp_path):
             masks = (self.pruner or callback.pruner).masks.values()
             seen[self.name].append(torch.cat([masked.mask.flatten() for masked in masks]))
 
-    callback = pruning(0.75)
+    callback = pruning(0.75, law=law, epochs=2)
     make_trainer(make_model(), tmp_path, callback, [Look("callback")]).train()
     model = make_model()
-    pruner = gp.GibbsPruner(model, 0.75, schedule=SCHEDULE, seed=5, exclude=EXCLUDE)
+    pruner = gp.GibbsPruner(model, 0.75, seed=5, exclude=EXCLUDE, epochs=2, **LAWS[law])
+    assert callback.pruner.law == pruner.law == law
     make_trainer(model, tmp_path, Look("bare", pruner)).train()
     assert len(seen["bare"]) == 12
     assert all(torch.equal(first, second) for first, second in zip(seen["callback"], seen["bare"]))
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("structure", ["2:4", "4x4", "column", "head", "neuron"])
-def test_patterns_and_units(tmp_path, structure):
+def test_patterns_and_units(tmp_path, structure, law):
     """What is left has the pattern in every layer that the summary names, and the excluded one is whole."""
     model = make_model()
     callback = pruning(
-        None if structure == "2:4" else 0.5, structure=structure, draw="converged", schedule=None, importance="wanda",
-        example_inputs={"input_ids": Words().ids[:2]},
+        None if structure == "2:4" else 0.5, structure=structure, draw="converged", law=law, importance="wanda",
+        example_inputs={"input_ids": Words().ids[:2]}, **{"schedule": None} if law == "annealed" else {},
     )  # fmt: skip
     make_trainer(model, tmp_path, callback, num_train_epochs=1).train()
     assert callback.pruner.finalized
@@ -151,11 +158,12 @@ def test_patterns_and_units(tmp_path, structure):
     assert bool((down == 0).any()) or structure == "head"
 
 
-def test_resuming(tmp_path):
+@pytest.mark.parametrize("law", LAWS)
+def test_resuming(tmp_path, law):
     """Killed in the middle of the second epoch, resumed from its checkpoint, equal to the run that was not."""
 
     def train(folder, others=(), **kwargs):
-        model, callback = make_model(kwargs.pop("seed_of_model", 0)), pruning(0.75, draw=None)
+        model, callback = make_model(kwargs.pop("seed_of_model", 0)), pruning(0.75, law=law, draw=None)
         trainer = make_trainer(
             model, tmp_path / folder, callback, others, num_train_epochs=3, save_strategy="steps", save_steps=3
         )
@@ -168,7 +176,7 @@ def test_resuming(tmp_path):
                 raise KeyError("stop")
 
     straight, whole, trainer = train("straight")
-    assert betas(trainer) == [1.0, 1e8, 1e8]
+    assert betas(trainer) == ([1.0, 1e8, 1e8] if law == "annealed" else [])
     with pytest.raises(KeyError, match="stop"):
         train("stopped", [Stop()])
     path = tmp_path / "stopped" / "checkpoint-9"
@@ -181,7 +189,7 @@ def test_resuming(tmp_path):
     for first, second in zip(resumed.parameters(), straight.parameters()):
         assert torch.equal(first, second)
     pruner.finalize("converged")
-    check_final(resumed)
+    check_final(resumed, law=law)
     trainer.save_model(tmp_path / "final")
     with pytest.raises(gp.UserError, match=r"^the checkpoint holds no masks: it is of a model that was finalized"):
         train("again", resume_from_checkpoint=str(tmp_path / "final"))
@@ -224,19 +232,29 @@ def test_reporters_get_the_numbers(tmp_path):
     assert [row["gibbsprune/beta"] for row in Reporter.logs if "gibbsprune/beta" in row] == [1.0, 1e8]
 
 
-def test_the_default_schedule_lasts_as_long_as_the_trainer(tmp_path):
+@pytest.mark.parametrize(
+    ("law", "wanted"),
+    [("annealed", [(13, 19), (15, 24), (5, 8), (5, 8), (5, 8)]),
+     ("rising", [(18, 19), (22, 24), (7, 8), (7, 8), (7, 8)])],
+)  # fmt: skip
+def test_the_default_schedule_lasts_as_long_as_the_trainer(tmp_path, law, wanted):
+    """Of β, or of the sparsity; few epochs are cut into hundredths of all steps."""
     found = []
     for own, others in (
+        ({}, {"num_train_epochs": 20, "per_device_train_batch_size": 48}),
         ({}, {"num_train_epochs": 4}),
         ({"steps_per_epoch": 3}, {"num_train_epochs": 4}),
         ({"steps_per_epoch": 1}, {"max_steps": 8}),
         ({}, {"max_steps": 8}),
     ):
-        callback = pruning(0.75, draw=None, **own)
-        del callback._follower.arguments["schedule"]
+        callback = pruning(0.75, draw=None, law=law, **own)
+        callback._follower.arguments["law"] = law
+        callback._follower.arguments.pop("schedule", None)
         make_trainer(make_model(), tmp_path, callback, **others).train()
-        found.append((callback.pruner.schedule.epochs, callback.pruner.epoch))
-    assert found == [(3, 3), (5, 8), (5, 8), (1, 1)]
+        pruner = callback.pruner
+        schedule = pruner.schedule if law == "annealed" else pruner._plan.budget.weights
+        found.append((schedule.epochs, pruner.epoch))
+    assert found == wanted
 
 
 def test_a_callback_added_later_is_refused(tmp_path):
@@ -269,13 +287,14 @@ def test_a_model_that_the_trainer_makes(tmp_path):
         trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("stop", [None, 7])
-def test_plain_accelerate(tmp_path, stop):
+def test_plain_accelerate(tmp_path, stop, law):
     """Gradient accumulation, saving with everything else, resuming; the pruner is registered like any other state."""
 
     def run(start, end, model, resume=None, save_at=None):
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-        pruner = gp.GibbsPruner(model, 0.75, schedule=SCHEDULE, seed=5, exclude=EXCLUDE)
+        pruner = gp.GibbsPruner(model, 0.75, seed=5, exclude=EXCLUDE, epochs=2, **LAWS[law])
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         prepared, optimizer, loader = accelerator.prepare(model.eval(), optimizer, DataLoader(Words(), 4))
         for layer in pruner.masks.values():
@@ -307,7 +326,7 @@ def test_plain_accelerate(tmp_path, stop):
         for first, second in zip(resumed.parameters(), straight.parameters()):
             assert torch.equal(first, second)
     pruner.finalize("converged")
-    check_final(straight)
+    check_final(straight, law=law)
 
 
 def test_without_the_library(monkeypatch):

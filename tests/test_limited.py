@@ -45,10 +45,11 @@ def check(structure, module, mask):
         assert int(number.max()) <= 3
 
 
+@pytest.mark.parametrize("law", ["annealed", "rising"])
 @pytest.mark.parametrize(("structure", "sparsity"), [("2:4", None), ("at-most-3", 0.75)])
-def test_a_pruner_keeps_the_pattern_at_every_step_and_in_the_end(structure, sparsity):
+def test_a_pruner_keeps_the_pattern_at_every_step_and_in_the_end(structure, sparsity, law):
     model = net()
-    pruner = gp.GibbsPruner(model, sparsity, structure, epochs=4, include=["2", "4", "6"])
+    pruner = gp.GibbsPruner(model, sparsity, structure, epochs=4, include=["2", "4", "6"], law=law)
     if structure == "2:4":
         assert "groups of 4" in str(pruner.summary())
         assert [layer.achieved for layer in pruner.summary().layers] == [0.5, 1 - 2 / 3, 1 - 63 / 125]
@@ -71,7 +72,7 @@ def test_a_pruner_keeps_the_pattern_at_every_step_and_in_the_end(structure, spar
             state = copy.deepcopy((pruner.state_dict(), model.state_dict()))
     assert not torch.equal(seen[0], seen[1])
     again = net()
-    other = gp.GibbsPruner(again, sparsity, structure, epochs=4, include=["2", "4", "6"])
+    other = gp.GibbsPruner(again, sparsity, structure, epochs=4, include=["2", "4", "6"], law=law)
     other.load_state_dict(state[0])
     again.load_state_dict(state[1])
     assert all(torch.equal(other.masks[n].mask, state[1][f"{n}.parametrizations.weight.0.mask"]) for n in ("4", "6"))

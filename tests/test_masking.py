@@ -172,7 +172,8 @@ def test_state_dict_carries_weight_and_sampled_mask():
     assert torch.equal(other.weight, layer.eval().weight)
     assert torch.equal(other.train().weight, layer.train().weight)
     state = layer.state_dict()
-    assert set(state) == {"bias", "parametrizations.weight.original", "parametrizations.weight.0.mask"}
+    own = {f"parametrizations.weight.{part}" for part in ("original", "0.mask", "0.sparsity")}
+    assert set(state) == {"bias", *own}
     assert state["parametrizations.weight.0.mask"].dtype == torch.bool
     third = masked_linear()
     third.load_state_dict(copy.deepcopy(state), assign=True)
@@ -213,7 +214,8 @@ def test_burn_leaves_the_plain_layer_with_the_same_parameter():
 @pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
 def test_refresh_is_a_well_behaved_operator(structure):
     weight = torch.randn(4, 3, 3)
-    arguments = (torch.ones(4, 3, 3, dtype=torch.bool), torch.full((3,), -1), weight, 0.5, structure, False, 1)
+    sparsity = torch.tensor(0.5, dtype=torch.float64)
+    arguments = (torch.ones(4, 3, 3, dtype=torch.bool), torch.full((4,), -1), weight, sparsity, structure, False, 1)
     torch.library.opcheck(converging.refresh_, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -267,18 +269,19 @@ def test_what_is_in_the_way_of_plain_weights_is_named():
 # -- saved whole -------------------------------------------------------------------------------------------------------
 
 
-def masked_net(gradient="masked"):
+def masked_net(law="annealed", gradient=None):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 2))
-    return net, gp.GibbsPruner(net, 0.5, structure="weight", gradient=gradient)
+    return net, gp.GibbsPruner(net, 0.5, structure="weight", law=law, gradient=gradient, epochs=1)
 
 
 def in_another_process(net, x, found):
     found.put((net.eval()(x).detach().numpy(), type(net[1]).__name__, [name for name, _ in net.named_parameters()]))
 
 
-def test_a_masked_model_is_saved_whole(tmp_path):
-    net, pruner = masked_net("straight-through")
+@pytest.mark.parametrize(("law", "gradient"), [("annealed", "straight-through"), ("rising", None)])
+def test_a_masked_model_is_saved_whole(tmp_path, law, gradient):
+    net, pruner = masked_net(law, gradient)
     pruner.step()
     torch.save(net, tmp_path / "net.pt")
     back = torch.load(tmp_path / "net.pt", weights_only=False)

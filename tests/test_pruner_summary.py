@@ -13,7 +13,7 @@ def small_net():
 
 
 def test_a_dry_run_before_training():
-    pruner = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter")
+    pruner = gp.GibbsPruner(small_net(), sparsity=0.9, structure="filter", law="annealed")
     summary = pruner.summary()
     assert summary.layers == [
         LayerSummary("1", "Conv2d", (16, 16, 3, 3), 16, 144, target=0.9, achieved=0.875, sampler="exact"),
@@ -22,6 +22,26 @@ def test_a_dry_run_before_training():
     assert summary.skipped == {"0": "first convolution", "4": "its outputs leave the network"}
     assert summary.weights == 2304 + 2048
     assert summary.achieved == pytest.approx(0.875)
+
+
+def test_where_layers_share_a_sparsity_it_says_so_and_what_each_bears_now():
+    model = small_net()
+    pruner = gp.GibbsPruner(model, sparsity=0.5, epochs=4)
+    shares = [layer.achieved for layer in pruner.summary().layers]
+    assert pruner.summary().achieved == pytest.approx(0.5, abs=1e-3)
+    assert [layer.target for layer in pruner.summary().layers] == shares
+    lines = str(pruner.summary()).splitlines()
+    told = "layers share 50.0% of all weights (global)"
+    assert f"{told}: what each loses follows the weights, here as they were first" in lines
+    assert not any(line.startswith("drawn by") for line in lines)
+    assert all(bool(masked.mask.all()) for masked in pruner.masks.values())
+    with torch.no_grad():
+        model[1].parametrizations.weight.original.mul_(100)
+    pruner.finalize()
+    now = pruner.summary().layers
+    assert now[0].achieved < 0.1 < shares[0]
+    assert [layer.target for layer in now] == pytest.approx([layer.achieved for layer in now])
+    assert told in str(pruner.summary()).splitlines()
 
 
 def test_it_prints_as_a_table():

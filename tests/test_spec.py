@@ -34,12 +34,15 @@ def test_default_recipe_follows_the_data():
 @pytest.mark.parametrize("structure", ["weight", "filter"])
 def test_nobody_chooses_a_beta_for_data_of_ones_own(structure):
     """Their networks are of any kind, and the paper's range of β suits the weights of few."""
-    spec = RunSpec(data="mine.npz", model="mine:make", structure=structure)
+    assert RunSpec(data="mine.npz", model="mine:make", structure=structure).setting("temperature") == "zero"
+    drawn = RECIPES["plain"].replace(law="annealed")
+    spec = RunSpec(data="mine.npz", model="mine:make", structure=structure, recipe=drawn)
     assert gibbs.hamiltonian(spec) == as_hamiltonian(None, as_structure(structure))
     assert gibbs.schedule(spec, [100]) == gibbs.hamiltonian(spec).annealing(spec.epochs, [100])
     assert RunSpec.from_dict(spec.as_dict()) == spec
     assert "in." not in spec.name()
-    assert RunSpec(data="mine.npz", structure=structure, hamiltonian="binary").setting("units") == "weights"
+    paper = RunSpec(data="mine.npz", structure=structure, hamiltonian="binary", recipe=drawn)
+    assert paper.setting("units") == "weights"
     assert RunSpec(data="mine.npz", structure=structure, recipe=RECIPES["paper"]).setting("units") == "weights"
 
 

@@ -116,14 +116,16 @@ def loss_of(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("law", ["annealed", "rising"])
 @pytest.mark.parametrize("structure", ["weight", "kernel", "filter"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_weight_is_trained_masked_finalized_and_held(name: str, structure: str) -> None:
+def test_every_weight_is_trained_masked_finalized_and_held(name: str, structure: str, law: str) -> None:
     model = made(name)
     names, before = [n for n, _ in model.named_parameters()], {n: id(p) for n, p in model.named_parameters()}
     weights = {n for n, layer in prunable(model).items() if n != "head" and not n.startswith("2")}
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
-    pruner = gp.GibbsPruner(model, 0.5, structure=structure, epochs=2, seed=1, example_inputs=batch())
+    how: dict[str, Any] = {"structure": structure, "law": law, "gradient": "masked", "epochs": 2, "seed": 1}
+    pruner = gp.GibbsPruner(model, lambda name: 0.5, example_inputs=batch(), **how)
     assert set(pruner.masks) == weights
     assert pruner.summary().others.keys() == {n for n, p in on_request(model).items() if p.stored.dim() > 1}
     for epoch in range(2):
@@ -162,8 +164,8 @@ def test_states_are_saved_and_taken_off(name: str) -> None:
     model, other = made(name), made(name)
     plain = model.state_dict()
     expected = model.eval()(batch())
-    pruner = gp.GibbsPruner(model, 0.5, example_inputs=batch())
-    again = gp.GibbsPruner(other, 0.5, seed=3, example_inputs=batch())
+    pruner = gp.GibbsPruner(model, 0.5, example_inputs=batch(), epochs=1)
+    again = gp.GibbsPruner(other, 0.5, seed=3, example_inputs=batch(), epochs=1)
     other.load_state_dict(model.state_dict())
     again.load_state_dict(pruner.state_dict())
     torch.testing.assert_close(model.train(False)(batch()), other.eval()(batch()))
@@ -173,10 +175,11 @@ def test_states_are_saved_and_taken_off(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("law", ["annealed", "rising"])
 @pytest.mark.parametrize("name", ["lstm", "projected", "reader", "encoder", "experts"])
-def test_masked_models_are_saved_whole_and_their_states_loaded_plain(name: str) -> None:
+def test_masked_models_are_saved_whole_and_their_states_loaded_plain(name: str, law: str) -> None:
     model = made(name)
-    pruner = gp.GibbsPruner(model, 0.5, example_inputs=batch())
+    pruner = gp.GibbsPruner(model, 0.5, example_inputs=batch(), law=law, epochs=1)
     back = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(back.eval()(batch()), model.eval()(batch()))
     assert [n for n, _ in back.named_parameters()] == [n for n, _ in model.named_parameters()]
@@ -205,7 +208,7 @@ def test_inputs_of_recurrent_layers_are_cut_in_rows() -> None:
 
 def test_a_hidden_unit_is_a_filter_and_a_gates_row_a_kernel() -> None:
     model = nn.Sequential(nn.LSTM(3, 4))
-    pruner = gp.GibbsPruner(model, 0.5, structure="filter", include="*")
+    pruner = gp.GibbsPruner(model, lambda name: 0.5, structure="filter", include="*")
     layers = {layer.name: (layer.neighbourhoods, layer.size) for layer in pruner.summary().layers}
     assert layers == {"0.weight_ih_l0": (4, 12), "0.weight_hh_l0": (4, 16)}
     pruner.finalize("converged")
@@ -235,7 +238,8 @@ def test_a_filter_of_conv1d_is_an_output_and_of_an_embedding_a_dimension() -> No
 
 def test_parameters_are_pruned_by_name_with_a_structure_of_their_own() -> None:
     model = made("reader")
-    pruner = gp.GibbsPruner(model, 0.5, structure="filter", include={"gamma": "weight", "pair": gp.Filter()})
+    kinds: Any = {"gamma": "weight", "pair": gp.Filter()}
+    pruner = gp.GibbsPruner(model, lambda name: 0.5, structure="filter", include=kinds)
     found = {layer.name: (layer.neighbourhoods, layer.size) for layer in pruner.summary().layers}
     assert found == {"pair": (6, 64), "gamma": (12, 1)}
     pruner.finalize("converged")
@@ -250,7 +254,7 @@ def test_parameters_are_pruned_by_name_with_a_structure_of_their_own() -> None:
 
 def test_attention_is_masked_on_its_fast_path() -> None:
     model = made("encoder").eval()
-    gp.GibbsPruner(model, 0.7)
+    gp.GibbsPruner(model, 0.7, epochs=1)
     x = batch()
     slow = model(x).detach()
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -258,14 +262,17 @@ def test_attention_is_masked_on_its_fast_path() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(x), slow, rtol=1e-4, atol=1e-5)
     finalized = made("encoder").eval()
-    gp.GibbsPruner(finalized, 0.7).finalize("converged")
+    pruner = gp.GibbsPruner(finalized, 0.7, epochs=1)
+    pruner.step()
+    pruner.finalize("converged")
     torch.testing.assert_close(finalized(x), slow)
 
 
 def test_recurrent_layers_move_and_hold_zeros() -> None:
     model = made("lstm")
-    pruner = gp.GibbsPruner(model, 0.5)
+    pruner = gp.GibbsPruner(model, 0.5, epochs=1)
     model.double().eval()
+    pruner.step()
     y = model(batch())
     assert y.dtype == torch.float64
     pruner.finalize("converged")
@@ -298,7 +305,7 @@ def test_the_outputs_of_a_recurrent_layer_are_spared() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_recurrent_layers_stay_with_cudnn() -> None:
     model = made("lstm").cuda()
-    gp.GibbsPruner(model, 0.5, example_inputs=batch().cuda())
+    gp.GibbsPruner(model, 0.5, example_inputs=batch().cuda(), law="annealed")
     weights = model.body._flat_weights
     assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
     on_cpu = copy.deepcopy(model).cpu()

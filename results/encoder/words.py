@@ -173,8 +173,9 @@ def seed_result(seed: int, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor)
             result["before"] = accuracy(model, x_test, y_test)
         elif name in GIBBS:
             pruner = gp.GibbsPruner(
-                model, structure="2:4", exclude="classify", epochs=TUNE, seed=seed, example_inputs=x[:2], **GIBBS[name]
-            )
+                model, structure="2:4", law="annealed", exclude="classify", epochs=TUNE, seed=seed,
+                example_inputs=x[:2], **GIBBS[name],
+            )  # fmt: skip
         train(model, x, y, TUNE, seed + 1000, pruner)
         if pruner is not None:
             result["agreement"] = pruner.agreement()

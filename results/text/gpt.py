@@ -131,14 +131,15 @@ def pruners() -> dict[str, Callable[[float], dict[str, Any]]]:
         return gp.Budget(gp.CubicSchedule(0.0, sparsity, round(0.9 * EPOCHS)), allocation="balanced")
 
     cold, through = {"schedule": gp.ConstantSchedule(math.inf)}, {"gradient": "straight-through"}
+    drawn = {"law": "annealed"}
     return {
         "rising": lambda sparsity: {"sparsity": sparsity, "law": "rising"},
         "balanced": lambda sparsity: {"sparsity": shared(sparsity), "law": "rising"},
         "through": lambda sparsity: {"sparsity": sparsity, "law": "rising", **through},
         "gradual": lambda sparsity: {**ramp(sparsity), **cold},
-        "annealed": lambda sparsity: {"sparsity": sparsity},
+        "annealed": lambda sparsity: {"sparsity": sparsity, **drawn},
         "feedback": lambda sparsity: {**ramp(sparsity), **cold, **through},
-        "sampled": lambda sparsity: {**ramp(sparsity), **through},
+        "sampled": lambda sparsity: {**ramp(sparsity), **through, **drawn},
     }
 
 

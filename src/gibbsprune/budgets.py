@@ -18,8 +18,8 @@ that a layer takes with so many filters, measured (:mod:`gibbsprune.latency`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -73,8 +73,8 @@ class Budget:
         if len(given) > 1:
             (first, one), (name, value) = list(given.items())[:2]
             raise bad(name, value, f"None beside {first}={one!r}: a budget has one measure")
-        name = next(iter(given), MEASURES[0])
-        if callable(value := given.get(name)) and not isinstance(value, Schedule):
+        name, value = self.given
+        if callable(value) and not isinstance(value, Schedule):
             raise bad(name, value, "numbers from 0 up to but not 1, and schedules")
         check_sparsity(self.target(), name)
         check_one_of("allocation", self.allocation, ALLOCATIONS)
@@ -88,10 +88,21 @@ class Budget:
             raise bad("floor", self.floor, told)
         check_whole("round_to", self.round_to)
 
+    @property
+    def given(self) -> tuple[str, float | Schedule]:
+        """The measure, and how much of it is removed."""
+        named = ((name, value) for name in MEASURES if (value := getattr(self, name)) is not None)
+        return next(named, (MEASURES[0], 0.9))
+
     def target(self, epoch: float = math.inf) -> float:
         """The fraction removed at an epoch, by default in the end."""
-        given = next((value for name in MEASURES if (value := getattr(self, name)) is not None), 0.9)
-        return given(epoch) if isinstance(given, Schedule) else given
+        _, value = self.given
+        return value(epoch) if isinstance(value, Schedule) else value
+
+    def along(self, ramp: Callable[[float], float | Schedule]) -> Budget:
+        """The same, reached as the ramp to a number has it; a schedule stays as it is."""
+        name, value = self.given
+        return self if isinstance(value, Schedule) else replace(self, **{name: ramp(value)})  # type: ignore[arg-type]
 
     def keeps(self, layers: Sequence[Share], means: Sequence[Tensor], epoch: float = math.inf) -> list[int]:
         """How many neighbourhoods each layer keeps.

@@ -18,8 +18,8 @@ class Converged(torch.autograd.Function):
     """The converged mask under ``torch.func``, which shows a weight's values only to a function of this kind."""
 
     @staticmethod
-    def forward(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool, view: tuple[int, ...]) -> Tensor:
-        return limit(weight, sparsity, structure, shrunk, view)
+    def forward(weight: Tensor, sparsity: Tensor, structure: Structure, shrunk: bool, view: tuple[int, ...]) -> Tensor:
+        return limit(weight, float(sparsity), structure, shrunk, view)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -34,8 +34,12 @@ class Converged(torch.autograd.Function):
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, *how: Any) -> tuple[Tensor, int]:
-        return torch.stack([Converged.apply(w, *how) for w in weight.movedim(in_dims[0], 0)]), 0
+    def vmap(info: Any, in_dims: Any, weight: Tensor, sparsity: Tensor, *how: Any) -> tuple[Tensor, int]:
+        size = info.batch_size
+        weights, sparsities = (
+            [x] * size if dim is None else x.movedim(dim, 0) for x, dim in zip((weight, sparsity), in_dims)
+        )
+        return torch.stack([Converged.apply(w, s, *how) for w, s in zip(weights, sparsities)]), 0
 
 
 def limit(weight: Tensor, sparsity: float, structure: Structure, shrunk: bool, view: Sequence[int]) -> Tensor:
@@ -48,17 +52,17 @@ def refresh(
     converged: Tensor,
     seen: Tensor,
     weight: Tensor,
-    sparsity: float,
+    sparsity: Tensor,
     structure: str,
     transposed: bool,
     groups: int,
 ) -> None:
-    """Brings ``converged`` up to date with ``weight`` if the weight has changed since ``seen``."""
-    now = _state(weight)
-    if now[0] >= 0 and seen.tolist()[: len(now)] == now:
+    """Brings ``converged`` up to date with ``weight`` if the weight or the sparsity has changed since ``seen``."""
+    now = [int(sparsity.view(torch.int64)), *_state(weight)]
+    if now[1] >= 0 and seen.tolist()[: len(now)] == now:
         return
     kind = replace(as_structure(structure), transposed=transposed, groups=groups)
-    left = limit(weight, sparsity, kind, converged.is_floating_point(), weight.shape)
+    left = limit(weight, float(sparsity), kind, converged.is_floating_point(), weight.shape)
     converged.copy_(left.reshape(converged.shape))
     seen[: len(now)] = torch.tensor(now)
 
@@ -87,7 +91,7 @@ def _(
     converged: Tensor,
     seen: Tensor,
     weight: Tensor,
-    sparsity: float,
+    sparsity: Tensor,
     structure: str,
     transposed: bool,
     groups: int,

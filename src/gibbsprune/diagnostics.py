@@ -24,6 +24,7 @@ from .structures import Filter
 from .text import columns
 
 APART = 0.02  # of the magnetisation of two chains, beyond what chance makes of it: they have not met
+TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,14 @@ def unrisen(now: float, end: float, epoch: float) -> str:
     return (
         f"the sparsity has risen to {now:.1%} of the weights by epoch {epoch:g}, and {end:.1%} are removed now, with "
         "which the network was not trained: give the pruner the epochs of the training, and call set_epoch() in each"
+    )
+
+
+def untimely(had: float, has: float) -> str:
+    """The warning of weights that were loaded and are of a time with another sparsity."""
+    return (
+        f"the weights are of a time when {had:.1%} of them were masked, and {has:.1%} are removed now, with which they "
+        "were not trained: choose among epochs at the end, where the sparsity has risen"
     )
 
 

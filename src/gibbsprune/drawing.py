@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .attaching import attach, burn, check_masked
 from .checks import bad, check_number, layers_told, number
-from .diagnostics import Diagnostics, LayerDiagnostics, diagnose
+from .diagnostics import Diagnostics, LayerDiagnostics, diagnose, untimely
 from .distributed import Whole, cut_like, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .importance import Score
@@ -59,16 +59,8 @@ class Drawing:
         self.scores: dict[str, Score] = {}
         self.warm = any(site.warm for site in sites.values())
         self.masks = {
-            name: GibbsMasked(
-                layer.weight,
-                (site := sites[name]).structure,
-                site.sparsity,
-                gradient,
-                survivors,
-                site.normed,
-                site.view,
-            )
-            for name, layer in self.layers.items()
+            name: GibbsMasked(layer.weight, site.structure, site.sparsity, gradient, survivors, site.normed, site.view)
+            for name, layer, site in ((name, layer, sites[name]) for name, layer in self.layers.items())
         }
         for name, layer in self.layers.items():
             masked = self.masks[name]
@@ -80,7 +72,7 @@ class Drawing:
             together = [(self.layers[name], sites[name]) for name in (list(sites)[i] for i in unit)]
             for layer, _ in together if len(together) > 1 else ():
                 self.masks[layer.name].tie(together)
-        own = ("mask", "converged", "extra", "lost", "joint")
+        own = ("mask", "converged", "extra", "lost", "joint", "sparsity")
         where = [path(layer.owner, f"parametrizations.{layer.parameter}.0") for layer in self.layers.values()]
         leave_out(model, [f"{masked}.{buffer}" for masked in where for buffer in own])
 
@@ -104,12 +96,17 @@ class Drawing:
     def set_sparsities(self, sparsities: Mapping[str, float]) -> None:
         """Another sparsity of each layer from now on."""
         for name, sparsity in sparsities.items():
-            site = self.sites[name].at(sparsity)
-            if site != self.sites[name]:
-                self.sites[name], self.masks[name].sparsity = site, site.sparsity
-                self.masks[name].seen.fill_(-1)  # x_cvg is another one
+            self.sites[name] = self.sites[name].at(sparsity)
+            self.masks[name].sparsity.fill_(self.sites[name].sparsity)
         for names, law in self._laws.items():
             law.set_sparsities([sparsities[name] for name in names])
+
+    def early(self) -> str:
+        """What is wrong with weights that were loaded, as those of the best epoch: the sparsity had not risen there."""
+        sizes = {name: math.prod(site.shape) for name, site in self.sites.items()}
+        levels = {name: (float(self.masks[name].sparsity), site.sparsity) for name, site in self.sites.items()}
+        had, has = (sum(size * levels[name][i] for name, size in sizes.items()) / sum(sizes.values()) for i in (0, 1))
+        return untimely(had, has) if has - had > 0.01 else ""
 
     @torch.no_grad()
     def draw(self, beta: float, steps: int, again: bool = False) -> None:
@@ -274,9 +271,10 @@ class Drawing:
             self.generators[device] = stream(self.seed & (2**63 - 1), "masks", device, *more)
         return self.generators[device]
 
-    def restart(self) -> None:
-        """Random streams from their beginning."""
+    def restart(self, beta: float) -> None:
+        """The first masks again, from the beginning of the random streams."""
         self.generators, self.before = {}, {}
+        self.draw(beta, 0)
 
     def resume(
         self,

@@ -95,10 +95,12 @@ class GibbsMasked(Masked):
     """The sampled mask while training, the converged mask x_cvg in ``eval()``.
 
     x_cvg follows the weights: it is recomputed when they have changed since it was last used, whoever changed
-    them (an optimiser, ``load_state_dict``, an EMA update, also one through ``.data``), and only then.
+    them (an optimiser, ``load_state_dict``, an EMA update, also one through ``.data``), and only then. Its sparsity is
+    a buffer, on the CPU wherever the model is: states hold it, and averages follow one that rises.
     """
 
     converged: Tensor
+    sparsity: Tensor
     together: Sequence[tuple[Layer, Site]] = ()  # the layers of its unit with their sites, itself among them
 
     def __init__(
@@ -112,11 +114,12 @@ class GibbsMasked(Masked):
         view: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(weight, gradient, survivors, normed)
-        self.structure, self.sparsity, self.view = structure, sparsity, view or tuple(weight.shape)
+        self.structure, self.view = structure, view or tuple(weight.shape)
+        self.register_buffer("sparsity", torch.tensor(sparsity, dtype=torch.float64))
         kind = torch.int8 if self.lost is None else weight.dtype  # of shrunk survivors x_cvg holds what is left
         self.register_buffer("converged", torch.ones(weight.shape, dtype=kind, device=weight.device), persistent=False)
         self.score: Score | None = None  # what the law is of, where that is not the weight
-        self.seen = torch.full((3,), -1, dtype=torch.int64)  # on the CPU wherever the model is
+        self.seen = torch.full((4,), -1, dtype=torch.int64)  # on the CPU, too
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.training:
@@ -126,16 +129,26 @@ class GibbsMasked(Masked):
             left = left * strength(weight.detach().flatten(), left.flatten())
         return weight * left
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = self.sparsity
+        super()._apply(fn, recurse)
+        self.sparsity = kept
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(prefix + "sparsity", self.sparsity)  # of an earlier version
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _limit(self, weight: Tensor) -> Tensor:
         """x_cvg, or what shrinking leaves where it keeps."""
         kind = self.structure
         if self.score is not None:
-            return limit(self.score(weight), self.sparsity, kind, self.lost is not None, self.view)
+            return limit(self.score(weight), float(self.sparsity), kind, self.lost is not None, self.view)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
             return Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return limit(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return limit(weight, float(self.sparsity), kind, self.lost is not None, self.view)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else refresh
         seen = weight.detach().reshape(self.view)
@@ -154,12 +167,12 @@ class GibbsMasked(Masked):
         weights = [weight if mask is self else whole(layer.stored) for mask, (layer, _) in zip(masks, self.together)]
         sites = [site for _, site in self.together]
         rows = joint_rows([mask.score(w) if mask.score else w for mask, w in zip(masks, weights)], sites)
-        how = self.sparsity, Filter(), self.lost is not None, tuple(rows.shape)
+        how = Filter(), self.lost is not None, tuple(rows.shape)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if self.score is not None:
-            joint = limit(rows, *how)
+            joint = limit(rows, float(self.sparsity), *how)
         elif not traced and torch._C._are_functorch_transforms_active():
-            joint = Converged.apply(rows, *how)
+            joint = Converged.apply(rows, self.sparsity, *how)
         else:
             joint = cast(Tensor, self.joint)
             (refresh_ if traced else refresh)(joint, self.seen, rows, self.sparsity, "filter", False, 1)

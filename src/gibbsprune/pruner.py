@@ -15,7 +15,7 @@ from . import rising
 from .budgets import Budget
 from .checks import bad, check_one_of, check_whole
 from .couplings import Coupled
-from .diagnostics import Diagnostics, stale, unconverged, unrisen
+from .diagnostics import TRAINED, Diagnostics, stale, unconverged, unrisen
 from .distributed import compare_ranks
 from .drawing import Drawing
 from .errors import UserError
@@ -35,8 +35,6 @@ from .summary import Summary, summarised
 from .survivors import SURVIVORS
 from .targets import Sparsity, Targets, shares_of, tied_to
 from .weights import check_module, untied
-
-TRAINED = 100  # steps from which on somebody trains, and wants to hear of masks that do not freeze
 
 
 class GibbsPruner:
@@ -58,9 +56,8 @@ class GibbsPruner:
         sparsity: the fraction to remove, by default 0.9 or what a pattern N:M has; a :class:`Schedule` for one that
             rises; a mapping or function from layer name to such; a :class:`Budget` for all layers together.
         structure: ``"weight"``, ``"filter"``, ``"2:4"``, ``"head"`` or another of :mod:`gibbsprune.structures`.
-        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, the paper's; None for the
-            structure's best with β in units of the threshold, which suits every network: ``Linear("square",
-            relative=True)`` where single weights are decided on, else ``Quadratic(1.05, relative=True)``.
+        hamiltonian: an object or a name of :data:`gibbsprune.hamiltonians.HAMILTONIANS`, the paper's; None, where masks
+            are drawn, for the structure's best with β in units of the threshold, which suits every network.
         schedule: epoch → β; None for the Hamiltonian's own, over the first 64 % of ``epochs``.
         include: the layers to prune, by name patterns, module types or predicates, or as a mapping from patterns to
             structures (see :func:`gibbsprune.selection.select`); None for all but the first convolution and those whose
@@ -68,19 +65,19 @@ class GibbsPruner:
         exclude: the layers to leave out, in the same way.
         sampler: ``"auto"`` or a name of :mod:`gibbsprune.samplers`.
         seed: of the one random stream that all masks come from.
-        epochs: how long the training lasts, for the ramp of the sparsity or the schedule of β (200 as in the paper).
-        law: "annealed", a temperature that falls, as in the paper, or "rising": none, and a sparsity of the network
-            that rises over 90 % of ``epochs`` (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md).
-        gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "masked" (nothing, as in the paper; None),
-            "proportional" (None with ``law="rising"``), "straight-through" or "law".
-        survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "whole" as in the paper, "shrunk",
-            "rescaled" or "strengthened"; None for the first, with ``law="rising"`` what suits the network.
+        epochs: how long the training lasts, for the ramp of the sparsity or the schedule of β.
+        law: "rising", no temperature and a sparsity of the network that rises over 90 % of ``epochs``
+            (:mod:`gibbsprune.rising`), the most accurate so far (docs/best.md); "annealed", a temperature that falls,
+            as in the paper. None for the first, but where something is given that only the second has.
+        gradient: what reaches a masked weight (:mod:`gibbsprune.masking`): "proportional", "straight-through", "law" or
+            "masked" (nothing, as in the paper); None for the first, and the last with ``law="annealed"``.
+        survivors: what is left of a weight that is kept (:mod:`gibbsprune.masking`): "shrunk", "rescaled" or "whole",
+            as in the paper; None for what suits the network, and the last with ``law="annealed"``.
         example_inputs: a tensor, a tuple or a dict of the model's inputs, to find the layers whose outputs leave the
             network where its own code cannot be traced, attention heads, and for a budget of multiply-adds.
         sweeps: of a chain.
         warm: whether a chain goes on from the masks of the step before, where a few sweeps then suffice.
-        importance: what takes the place of the weight's magnitude in the law: "magnitude", "taylor" (gradient times
-            weight) or "wanda" (weight times activation); see :mod:`gibbsprune.importance`.
+        importance: what the law is of (:mod:`gibbsprune.importance`): "magnitude" of weights, "taylor" or "wanda".
         check_ranks: with several processes, steps between comparisons of their masks; 0 for never.
     """
 
@@ -97,7 +94,7 @@ class GibbsPruner:
         seed: int = 0,
         *,
         epochs: int = 200,
-        law: str = "annealed",
+        law: str | None = None,
         gradient: str | None = None,
         survivors: str | None = None,
         example_inputs: Any = None,
@@ -112,7 +109,7 @@ class GibbsPruner:
         if sparsity is None or isinstance(sparsity, (int, float)):
             sparsity = given_sparsity(sparsity, kind)
         self.masks: dict[str, GibbsMasked] = {}
-        self.law = rising.check_law(
+        self.law = rising.chosen_law(
             law, gradient, hamiltonian=hamiltonian, schedule=schedule, sampler=sampler, warm=warm
         )
         if self.law == "rising":
@@ -144,7 +141,7 @@ class GibbsPruner:
         self.epoch: float = 0
         self.beta: float = self._beta(0)
         first = self._plan.at(0, self._means)  # the last to refuse anything: from here the model changes
-        self.steps, self._rose, self.finalized = 0, 0, False
+        self.steps, self._rose, self._left, self.finalized = 0, 0, 1.0, False
         pruned = {name for name in self.layers if self._targets[name] or self._plan.budget}
         self._drawing = Drawing(model, self.layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
         self.masks = self._drawing.masks
@@ -187,8 +184,8 @@ class GibbsPruner:
         changed = False
         if self.steps == 0 or self._plan.due(self.epoch, before):
             changed = self._set_sparsities(self._plan.at(self.epoch, self._means))
-            if self._plan.total(self.epoch) > self._plan.total(before):
-                self._rose = self.steps
+            if (left := 1 - self._plan.total(self.epoch)) < 0.9 * self._left:  # which outputs show
+                self._rose, self._left = self.steps, left
         if self.epoch == int(self.epoch) and (changed or beta != last):
             self._drawing.draw(self.beta, self.steps, again=True)
 
@@ -222,8 +219,8 @@ class GibbsPruner:
         """Draws the first masks again, from the weights as they are now: after DDP has sent rank 0's to all ranks."""
         self._check_open("restart")
         self.steps = 0
-        self._drawing.restart()
-        self._drawing.draw(self.beta, self.steps)
+        self._set_sparsities(self._plan.at(self.epoch, self._means))
+        self._drawing.restart(self.beta)
 
     def agreement(self) -> float:
         """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
@@ -244,15 +241,16 @@ class GibbsPruner:
         self._check_open("finalize")
         check_one_of("draw", draw, ("sample", "converged"))
         self._drawing.check_finite(self.steps)
-        now, end = self._plan.total(self.epoch), self._plan.total()
-        lost = self._drawing.lost()  # by survivors, as they were trained: what goes beyond takes nothing from them
+        now, end, early = self._plan.total(self.epoch), self._plan.total(), self._drawing.early()
+        # By survivors, as they were trained, if at all: what goes beyond that takes nothing from them.
+        lost = self._drawing.lost() if self.steps else {}
         short = self._plan.open(self.epoch) and self._set_sparsities(self._plan.at(math.inf, self._means))
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
             for name, mask in final.items():
                 self.masks[name].mask.copy_(mask)
-        if short and self.steps >= TRAINED:
-            warnings.warn(unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
+        if early or (short and self.steps >= TRAINED):
+            warnings.warn(early or unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
         elif (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             warnings.warn(unconverged(agreement, self.beta, self.hamiltonian.coupling, draw), stacklevel=3)
         if self._rose and not short and lost and lagging(self.model, ago := self.steps - self._rose):
@@ -280,8 +278,10 @@ class GibbsPruner:
         """Every layer with its neighbourhoods, target and achieved sparsity; prints as a table."""
         if not self.finalized:
             self._drawing.check()
-        sites = {name: site.at(self._targets[name]) for name, site in self._drawing.sites.items()}
-        return summarised(self.model, self._kind, self.layers, sites, self._targets, self._skipped, self.finalized)
+        ends = self._now if self.finalized else self._targets
+        sites = {name: site.at(ends[name]) for name, site in self._drawing.sites.items()}
+        told = ends, self._skipped, self.finalized, self._plan.budget, self.law == "rising"
+        return summarised(self.model, self._kind, self.layers, sites, *told)
 
     def diagnostics(self, draws: int = 16) -> Diagnostics:
         """What the law is doing: energy, acceptance, undecided weights, whether a chain has mixed; prints as a table.
@@ -316,5 +316,5 @@ class GibbsPruner:
             masked.mask.copy_(saved.masks[name])
         self.seed, self.steps, self.epoch, self.beta = saved.seed, saved.steps, saved.epoch, beta
         self._set_sparsities(saved.sparsities or self._targets)
-        self._rose = 0  # nobody knows when
+        self._rose, self._left = 0, 1 - self._plan.total(self.epoch)  # nobody knows when it rose
         self._drawing.resume(saved.seed, saved.steps, beta, saved.generators, saved.before)

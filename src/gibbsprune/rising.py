@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -48,14 +49,17 @@ def plan(
 
     Args:
         law: its name; with another one what is asked for is constant.
-        sparsity: as it was asked for; schedules and budgets are their owner's.
+        sparsity: as it was asked for; schedules, also of budgets, are their owner's.
         structure: of the layers, if they have none of their own.
         layers: that of each, by name; one that says how many weights stay has nothing that could rise.
         epochs: how long training lasts.
     """
     check_whole("epochs", epochs)
-    if law != "rising" or isinstance(sparsity, (Schedule, Budget)):
+    refused = isinstance(sparsity, Budget) and any(own.limited for own in layers.values())  # by who reads this
+    if law != "rising" or isinstance(sparsity, Schedule) or refused:
         return sparsity
+    if isinstance(sparsity, Budget):
+        return sparsity.along(partial(ramp, epochs=epochs))
     way = allocation(*([structure] if isinstance(structure, Joint) else layers.values()))
     if not (callable(sparsity) or isinstance(sparsity, Mapping) or way == "uniform"):
         return Budget(ramp(check_sparsity(sparsity), epochs), allocation=way)
@@ -89,19 +93,21 @@ def normed_survivors(structure: Structure) -> str:
     return "whole" if isinstance(structure, Filter) else "shrunk"
 
 
-def check_law(law: str, gradient: str | None, **warm: Any) -> str:
-    """Refuses a law that there is not, and what the law ``rising`` does not have.
+def chosen_law(law: str | None, gradient: str | None, **warm: Any) -> str:
+    """The law asked for; without a name ``rising``, but ``annealed`` where something is given that only that has.
 
     Args:
-        law: its name.
+        law: its name; one that there is not is refused, as is with the law ``rising`` what it does not have.
         gradient: what reaches a masked weight; "law" goes through a probability.
         warm: what only a law with a temperature has, as it was given.
     """
-    check_one_of("law", law, LAWS)
     named = [what for what, value in warm.items() if value is not None and value != USUAL.get(what)]
+    if law is None:
+        return "annealed" if named or gradient == "law" else "rising"
+    check_one_of("law", law, LAWS)
     if law == "rising" and named:
-        usual = USUAL.get(named[0])
-        raise bad(named[0], warm[named[0]], f"{usual!r} with law 'rising', which has no temperature")
+        allowed = f"{USUAL.get(named[0])!r} with law 'rising', which has no temperature ('annealed' has)"
+        raise bad(named[0], warm[named[0]], allowed)
     if law == "rising" and gradient == "law":
         raise bad("gradient", gradient, "'masked', 'proportional', 'straight-through' with law 'rising'")
     return law

@@ -113,7 +113,8 @@ def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]
     Each weight is multiplied by the mask that was saved with it: the last one drawn, which is that of ``finalize`` once
     the masks have frozen. ``masked=False`` gives the weights under the masks. A state without masks is left as it is.
     Shrunk survivors come with their whole value: a state does not say what they lose. For those, and for the converged
-    masks of a training that is not over, load the state under a pruner with the same arguments and finalize that.
+    masks of a training that is not over, load the state and the pruner's own under a pruner with the same arguments,
+    and finalize that.
     """
     if not isinstance(state, Mapping):
         raise UserError(f"state is a {type(state).__name__}: allowed are state_dicts")
@@ -122,6 +123,7 @@ def plain_state(state: Mapping[str, Any], masked: bool = True) -> dict[str, Any]
         if found := STORED.fullmatch(name):
             owner, parameter = found.groups("")
             masks.add(beside := name.removesuffix("original") + "0.mask")
+            masks.add(name.removesuffix("original") + "0.sparsity")
             mask = state.get(beside)
             if mask is None and parameter != "weight":  # another parametrisation
                 plain[name] = value

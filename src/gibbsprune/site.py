@@ -184,7 +184,7 @@ def layer_sites(
             f"{layers_told(lost, f'has a single {kind}', f'have a single {kind} each')}: sparsity "
             f"{sparsities[lost[0]]} would remove all of it; leave it out with {option}{excluding(lost, layers)!r}"
         )
-    units, peers = units_of(layers, asked or sparsities), hamiltonian.peers(counts)
+    units, peers = units_of(layers, sparsities, asked), hamiltonian.peers(counts)
     for name, layer in layers.items():
         check_device(f"the device of layer {name!r}", layer.stored.device)
         structure, sparsity = structures[name], sparsities[name]
@@ -203,15 +203,18 @@ def layer_sites(
     return found
 
 
-def units_of(layers: Mapping[str, Layer], sparsities: Mapping[str, Any]) -> dict[str, str]:
-    """The first layer of each unit, by the names of all layers in one; layers of one sparsity alone are tied."""
-    first: dict[str, str] = {}
+def units_of(
+    layers: Mapping[str, Layer], sparsities: Mapping[str, float], asked: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """The first layer of each unit, by the names of all layers in one; layers of which the same is asked alone are
+    tied, that is the sparsity in the end unless it says more."""
+    asked, first = asked or sparsities, dict[str, str]()
     for name in layers:
         root = name
-        if (one := layers[name].tied) and layers[name].own and sparsities[one] != sparsities[name]:
+        if (one := layers[name].tied) and layers[name].own and asked[one] != asked[name]:
             told = f"{sparsities[one]} for {one!r} and {sparsities[name]} for {name!r}"
             raise UserError(f"sparsity is {told}: layers of one unit are pruned together, with one sparsity")
-        while layers[root].tied and sparsities[layers[root].tied] == sparsities[root]:
+        while layers[root].tied and asked[layers[root].tied] == asked[root]:
             root = layers[root].tied
         first[name] = root
     sizes = Counter(first.values())

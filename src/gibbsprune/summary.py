@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from .budgets import Budget
 from .distributed import whole
 from .samplers import CHAINS
 from .site import Site
 from .structures import Structure
 from .text import columns
 from .weights import Layer, on_request, parameter_of, prunable
+
+NAMES = {"weights": "weights", "macs": "multiply-adds", "latency": "time"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Summary:
     ``parameters`` counts those of the whole network; ``others`` are its weights that are pruned where they are named
     alone, with the reason, and ``vectors`` counts its biases, norms and other vectors. ``tied`` are layers that are
     pruned as one with another: a depthwise one with that before it, those of heads and neurons with the first.
-    ``plural`` are neighbourhoods in words.
+    ``plural`` are neighbourhoods in words, ``shared`` is how layers share a sparsity.
     """
 
     structure: str
@@ -53,6 +56,7 @@ class Summary:
     vectors: int = 0
     tied: dict[str, str] = field(default_factory=dict)
     plural: str = ""
+    shared: str = ""
 
     @property
     def weights(self) -> int:
@@ -85,7 +89,7 @@ class Summary:
         total = ("all", "", f"{self.weights:,} weights", "", "", "", f"{self.achieved:.4f}")
         lines = columns([header, *body, total], left=len(header))
         rule = "─" * max(map(len, lines))
-        left = []
+        left = [self.shared] if self.shared else []
         if ways := Counter(layer.sampler for layer in self.layers if layer.sampler):
             left.append("drawn by " + ", ".join(f"{_way(way)} in {_layers(n)}" for way, n in ways.items()))
         left += [covers(self.weights, self.parameters)] if self.parameters else []
@@ -135,6 +139,8 @@ def summarised(
     targets: Mapping[str, float],
     skipped: Mapping[str, str],
     finalized: bool,
+    budget: Budget | None = None,
+    cold: bool = False,
 ) -> Summary:
     """The summary of a network.
 
@@ -146,16 +152,26 @@ def summarised(
         targets: the sparsities that were asked for.
         skipped: what is not pruned, with the reason.
         finalized: whether what is zero counts, not what would be.
+        budget: what layers share, so that nothing was asked for of each.
+        cold: whether nothing is drawn.
     """
     rows = []
     for name, layer in layers.items():
         site = sites[name]
         zeros = float((whole(layer.weight) == 0).float().mean()) if finalized else site.removed
-        rows.append(LayerSummary(name, layer.kind, *site.sizes, targets[name], zeros, site.sampler))
+        target = site.removed if budget else targets[name]
+        rows.append(LayerSummary(name, layer.kind, *site.sizes, target, zeros, "" if cold else site.sampler))
     total = sum(parameter.numel() for parameter in model.parameters())
     others, vectors = other_weights(model, layers.values())
     tied = {name: site.unit for name, site in sites.items() if site.unit not in ("", name)}
-    return Summary(structure.spelling, rows, dict(skipped), total, others, vectors, tied, structure.plural)
+    shared = _shared(budget, finalized) if budget else ""
+    return Summary(structure.spelling, rows, dict(skipped), total, others, vectors, tied, structure.plural, shared)
+
+
+def _shared(budget: Budget, finalized: bool) -> str:
+    measure, _ = budget.given
+    follows = "" if finalized else ": what each loses follows the weights, here as they were first"
+    return f"layers share {budget.target():.1%} of all {NAMES[measure]} ({budget.allocation}){follows}"
 
 
 def other_weights(model: nn.Module, pruned: Iterable[Layer]) -> tuple[dict[str, str], int]:

@@ -43,6 +43,14 @@ def by_layer(sparsity: Sparsity, names: list[str]) -> dict[str, float | Schedule
     return dict.fromkeys(names, sparsity)  # type: ignore[arg-type]
 
 
+def scheduled(sparsity: Any) -> bool:
+    """Whether what was asked for says itself when, in epochs, as far as one sees."""
+    if isinstance(sparsity, Budget):
+        return isinstance(sparsity.given[1], Schedule)
+    values = sparsity.values() if isinstance(sparsity, Mapping) else [sparsity]
+    return any(isinstance(value, Schedule) or callable(value) for value in values)
+
+
 def sparsity_keeping(keep: int, count: int) -> float:
     """A sparsity at which the converged mask keeps ``keep`` of ``count``, and which puts none exactly on Q."""
     return 0.0 if keep == count else (count - 1 - keep + 0.5) / (count - 1)
@@ -69,11 +77,14 @@ class Targets:
         self.rises = any(isinstance(value, Schedule) for value in self.asked.values())
 
     def check(self, structures: Mapping[str, Structure]) -> None:
-        """Refuses what layers cannot have whose structure says how many weights stay."""
+        """Refuses what layers cannot have whose structure says how many weights stay, and where nothing can go."""
         for name, kind in structures.items():
             given = self.budget or self.asked[name]
             if kind.limited and isinstance(given, (Schedule, Budget)):
                 raise bad("sparsity", given, f"numbers, one or by layer, with structure {kind.spelling!r}")
+        if self.budget and self.budget.target() and all(share.count == 1 for share in self.shares.values()):
+            told = layers_told(list(self.shares), f"has a single {kind.name}", f"have a single {kind.name} each")
+            raise UserError(f"{told}, which stays: there is nothing to remove")
 
     def at(self, epoch: float, means: Callable[[], Sequence[Tensor]]) -> dict[str, float]:
         """By layer name; ``means`` gives the w̄² of the layers' neighbourhoods, which only a budget asks for."""

@@ -15,9 +15,11 @@ from ..checks import check_one_of, check_whole
 from ..errors import UserError
 from ..pruner import GibbsPruner
 from ..saving import STORED
+from ..targets import scheduled
 from ..weights import Layer, path
 
 DRAWS = ("sample", "converged", None)
+FEW = 20  # epochs; steps of such a size tear at what was learnt
 
 
 class Follower:
@@ -25,7 +27,8 @@ class Follower:
 
     Args:
         draw: the final masks, as in ``GibbsPruner.finalize``; None leaves finalizing to the user.
-        steps_per_epoch: optimiser steps per epoch of the schedule of β; None follows the trainer's epochs.
+        steps_per_epoch: optimiser steps per epoch of the pruner; None follows the trainer's epochs, or in a training of
+            fewer than :data:`FEW`, whose length it knows, hundredths of it.
         arguments: of :class:`gibbsprune.GibbsPruner`, all but the model; and ``diagnostics``, on how many draws
             :meth:`gibbsprune.GibbsPruner.diagnostics` are measured after each epoch, 0 for none.
     """
@@ -35,6 +38,7 @@ class Follower:
         if steps_per_epoch is not None:
             check_whole("steps_per_epoch", steps_per_epoch)
         self.draw, self.steps_per_epoch, self.arguments = draw, steps_per_epoch, dict(arguments)
+        self.pace = steps_per_epoch  # of this training
         self.draws = check_whole("diagnostics", self.arguments.pop("diagnostics", 0), 0)
         self.pruner: GibbsPruner | None = None
         self.resumed = False
@@ -67,8 +71,11 @@ class Follower:
         """
         if not self.open:
             return
-        if not {"schedule", "epochs"} & self.arguments.keys():
-            length = epochs if not self.steps_per_epoch else steps and steps / self.steps_per_epoch
+        self.pace, own = self.steps_per_epoch, scheduled(self.arguments.get("sparsity"))
+        if all(self.arguments.get(name) is None for name in ("schedule", "epochs")):
+            if epochs and epochs < FEW and steps and not (self.pace or own):
+                self.pace = max(1, int(steps) // 100)
+            length = epochs if not self.pace else steps and steps / self.pace
             if not (length and 0 < length < 1e9):
                 raise UserError(
                     "the trainer does not know how long it will train, as the law must: give epochs, a schedule of "
@@ -80,25 +87,26 @@ class Follower:
         self.resumed = False  # the next training starts anew, unless it is resumed too
 
     def begin_epoch(self, epoch: int) -> None:
-        if self.open and not self.steps_per_epoch:
+        if self.open and not self.pace:
             self._pruner.set_epoch(epoch)
 
     def step(self) -> None:
         """After an optimiser step."""
         if self.open:
             self._pruner.step()
-            if self.steps_per_epoch and self._pruner.steps % self.steps_per_epoch == 0:
-                self._pruner.set_epoch(self._pruner.steps // self.steps_per_epoch)
+            if self.pace and self._pruner.steps % self.pace == 0:
+                self._pruner.set_epoch(self._pruner.steps // self.pace)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """β, the share of the masks that has converged, and the share of weights that is masked now."""
+        """β where there is one, the share of the masks that has converged, and that of weights that is masked now."""
         if not self.open:
             return {}
         masks = [masked.mask for masked in self._pruner.masks.values()]
         kept = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+        beta = {"gibbsprune/beta": self._pruner.beta} if math.isfinite(self._pruner.beta) else {}
         return {
-            "gibbsprune/beta": self._pruner.beta,
+            **beta,
             "gibbsprune/agreement": self._pruner.agreement(),
             "gibbsprune/sparsity": 1 - kept,
             **(self._pruner.diagnostics(max(2, self.draws)).scalars() if self.draws else {}),

@@ -40,15 +40,16 @@ Callback: Any = _callback_class()
 class GibbsPruning(Callback):
     """Prunes the model while the trainer fits it.
 
-    The model is masked before the optimisers are made, a mask is drawn after every optimiser step, β follows its
-    schedule epoch by epoch, and when the fit is over the masks are burnt in. Every epoch β, the agreement with the
-    converged masks and the sparsity are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
+    The model is masked before the optimisers are made, masks are renewed after every optimiser step, the sparsity rises
+    (or β), and when the fit is over the masks are burnt in. Every epoch the sparsity, the agreement with the converged
+    masks and β, where there is one, are logged. Checkpoints of the trainer hold all of it and resume bit for bit.
 
     Args:
         sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
             ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
         draw: the final masks: ``"converged"``, ``"sample"``, or None to call ``callback.pruner.finalize()`` oneself.
-        steps_per_epoch: optimiser steps per epoch of the schedule of β; None for the trainer's own epochs.
+        steps_per_epoch: optimiser steps per epoch of the pruner; None for the trainer's own epochs, or for hundredths
+            of the training if these are fewer than 20.
     """
 
     def __init__(

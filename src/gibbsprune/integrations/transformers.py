@@ -32,18 +32,19 @@ _STREAMS = ("generators", "before")  # of a pruner's state, which JSON can hold 
 class GibbsPruningCallback(TrainerCallback, ExportableState):
     """Prunes the model while the trainer trains it.
 
-    The model is masked when the trainer is made, a mask is drawn after every optimiser step, β follows its schedule
-    epoch by epoch, and at the end the masks are burnt in. The trainer's checkpoints hold all of it:
+    The model is masked when the trainer is made, masks are renewed after every optimiser step, the sparsity rises (or
+    β), and at the end the masks are burnt in. The trainer's checkpoints hold all of it:
     ``trainer.train(resume_from_checkpoint=…)`` goes on where it was.
 
     Args:
         sparsity: as of :class:`gibbsprune.GibbsPruner`, whose other arguments may be given too, and
             ``diagnostics=16`` to log :meth:`~gibbsprune.GibbsPruner.diagnostics` on as many draws.
         draw: the final masks: ``"converged"``, ``"sample"``, or None to call ``callback.pruner.finalize()`` oneself.
-        steps_per_epoch: optimiser steps per epoch of the schedule of β, for trainings of few epochs; None for the
-            trainer's own epochs.
+        steps_per_epoch: optimiser steps per epoch of the pruner; None for the trainer's own epochs, or for hundredths
+            of the training if these are fewer than 20.
 
-    β, the agreement with the converged masks and the sparsity are put into ``trainer.state.log_history`` every epoch.
+    The sparsity, the agreement with the converged masks and β, where there is one, are put into
+    ``trainer.state.log_history`` every epoch.
     Set ``callback.trainer = trainer`` to send them to the trainer's reporters (TensorBoard, Weights & Biases …) too.
     """
 

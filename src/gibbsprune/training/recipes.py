@@ -196,7 +196,7 @@ PAPER = Recipe(
 )
 
 # For data that nothing is known of: a picture may not mean the same when it is turned around or moved.
-PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False, final="converged")
+PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False, final="converged", law="rising")
 
 MODERN = Recipe(
     name="modern",

@@ -155,7 +155,7 @@ def _check_cold(spec: RunSpec) -> None:
     given = {name: getattr(spec.recipe, name) for name in ("anneal", "beta_start", "beta_end")}
     given |= {"sampler": spec.sampler, "chain": settings["chain"]}
     named = None if spec.hamiltonian == possible(kind)[0] else spec.hamiltonian
-    rising.check_law("rising", str(settings["gradient"]), hamiltonian=named, **given)
+    rising.chosen_law("rising", str(settings["gradient"]), hamiltonian=named, **given)
 
 
 def shares_nothing(spec: RunSpec) -> bool:
