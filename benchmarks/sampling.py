@@ -5,6 +5,8 @@ weights) with `GibbsPruner.step()` costs at most 0.03 / 0.06 / 0.06 / 0.25 of on
 (float32, forward, backward, SGD with momentum) for weight / kernel / filter-exact / filter-chromatic on one thread of
 the same CPU, at every β of the paper's schedule (0.7 to 10⁴ over 128 epochs, then held to 200).
 
+Last, what whole training steps cost with the pruner in them: by the default law, which draws nothing, and drawn.
+
     python benchmarks/sampling.py [--threads N] [--clock wall|cpu] [--rounds 9] [--out FILE]
 
 Each round times one dense step and one draw of every kind at every β, one after the other, so that what slows the
@@ -40,10 +42,16 @@ CASES = {
 }
 
 
-def dense_step() -> Callable[[], None]:
-    """A function that does one training step of the dense network."""
+WHOLE = {"dense": None, "default law": {}, "drawn": {"law": "annealed"}}
+
+
+def training_step(arguments: dict | None = None) -> Callable[[], None]:
+    """A function that does one training step, of the dense network unless a pruner's arguments are given."""
     generator = torch.Generator().manual_seed(0)
     model = resnet(56, generator=generator)
+    pruned = None if arguments is None else gp.GibbsPruner(model, 0.9, exclude="dense", epochs=10, **arguments)
+    if pruned is not None:
+        pruned.set_epoch(5)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     x = torch.randn(128, 3, 32, 32, generator=generator)
     y = torch.randint(0, 10, (128,), generator=generator)
@@ -52,6 +60,8 @@ def dense_step() -> Callable[[], None]:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
+        if pruned is not None:
+            pruned.step()
 
     return step
 
@@ -73,15 +83,30 @@ def over_the_schedule(values: dict[float, float]) -> float:
     return total / 200
 
 
-def measure(rounds: int, clock: str) -> tuple[float, dict[str, dict[float, tuple[float, float]]]]:
-    """Milliseconds of the dense step, and of each case and β milliseconds and the ratio to the dense step."""
+def clocked(clock: str) -> Callable[[Callable[[], None]], float]:
+    """What measures the milliseconds of a function."""
     now = time.perf_counter if clock == "wall" else time.process_time
-    dense, pruners = dense_step(), {name: pruner(arguments) for name, (_, arguments) in CASES.items()}
 
     def timed(function: Callable[[], None]) -> float:
         start = now()
         function()
         return 1e3 * (now() - start)
+
+    return timed
+
+
+def whole_steps(rounds: int, clock: str) -> str:
+    """How many times as long as a dense step a step with a pruner takes, as a line."""
+    timed, steps = clocked(clock), {name: training_step(arguments) for name, arguments in WHOLE.items()}
+    times = [{name: timed(step) for name, step in steps.items()} for _ in range(rounds + 1)][1:]
+    found = {name: statistics.median(turn[name] / turn["dense"] for turn in times) for name in WHOLE if name != "dense"}
+    return "Training step / dense step: " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in found.items())
+
+
+def measure(rounds: int, clock: str) -> tuple[float, dict[str, dict[float, tuple[float, float]]]]:
+    """Milliseconds of the dense step, and of each case and β milliseconds and the ratio to the dense step."""
+    timed = clocked(clock)
+    dense, pruners = training_step(), {name: pruner(arguments) for name, (_, arguments) in CASES.items()}
 
     steps: list[float] = []
     times: dict[str, dict[float, list[float]]] = {name: {beta: [] for beta in BETAS} for name in CASES}
@@ -138,7 +163,7 @@ def table(rounds: int, clock: str) -> str:
     ]
     for name, row in result.items():
         lines.append(f"| {name} | " + " | ".join(f"{value:.1f}" for value, _ in row.values()) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", whole_steps(rounds, clock)])
 
 
 def main() -> None:
