@@ -46,7 +46,8 @@ RESULT = {
 
 
 def make(tmp_path, method="gibbs", seeds=(0,)):
-    specs = [RunSpec(model="resnet8", method=method, epochs=8, seed=seed) for seed in seeds]
+    recipe = RECIPES["digits"].replace(law="annealed")
+    specs = [RunSpec(model="resnet8", method=method, recipe=recipe, epochs=8, seed=seed) for seed in seeds]
     about = {"hardware": {"cpu": "a processor"}, "versions": {"torch": "2.6"}}
     folder = RunFolder.create(tmp_path / "r", specs, about)
     curve = []
@@ -188,7 +189,7 @@ def test_snapshots_round_trip(tmp_path):
 
 
 def test_masks_that_have_not_converged_are_told_of():
-    spec = RunSpec(model="resnet8")
+    spec = RunSpec(model="resnet8", hamiltonian="square")
     assert "converged" not in account.headline(spec, [RESULT])
     assert "The masks have not converged: only 50.55 %" in account.headline(
         spec, [RESULT, {**RESULT, "agreement": 0.5055}]
@@ -199,7 +200,7 @@ def test_masks_that_have_not_converged_are_told_of():
 
 
 def test_a_last_draw_is_explained_where_its_accuracy_is_told():
-    drawn = RunSpec(model="resnet8", recipe=RECIPES["digits"].replace(final="sample"))
+    drawn = RunSpec(model="resnet8", hamiltonian="square", recipe=RECIPES["digits"].replace(final="sample"))
     told = account.headline(drawn, [RESULT])
     assert (
         "**97.12 %** (the final mask is one more draw from the law; with the converged mask, as in the epochs' " in told
@@ -207,4 +208,4 @@ def test_a_last_draw_is_explained_where_its_accuracy_is_told():
     assert "97.18 %; --final chooses)" in told
     assert "sparsity is not exact" in account.headline(drawn, [{**RESULT, "agreement": 0.9985}])
     assert "which is one more draw from the law" in account.result_note([drawn])
-    assert "which is the converged one" in account.result_note([RunSpec(model="resnet8")])
+    assert "which is the converged one" in account.result_note([RunSpec(model="resnet8", hamiltonian="square")])

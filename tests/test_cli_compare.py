@@ -26,6 +26,7 @@ from gibbsprune.sweeps.comparison import Entry, choose, runs
 from gibbsprune.sweeps.comparison_report import STYLES, Row, draw_comparison, result_table, spread, title, write_report
 from gibbsprune.training import pictures
 from gibbsprune.training.methods import METHODS
+from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 from method_bench import SMALL
 
@@ -42,12 +43,12 @@ def labels(entries) -> list[str]:
 
 def test_all_methods_that_have_the_structure_are_compared():
     assert labels(choose("weight")) == [
-        "gibbs", "dense", "l1", "magnitude", "lottery", "targeted-dropout", "targeted-dropout:ramping",
-        "targeted-dropout:ramp=authors", "random-mask",
-        "reinit", "gradual", "feedback", "rigl", "lr-rewinding", "str",
+        "gibbs", "gibbs:law=annealed", "dense", "l1", "magnitude", "lottery", "targeted-dropout",
+        "targeted-dropout:ramping", "targeted-dropout:ramp=authors", "random-mask", "reinit",
+        "gradual", "feedback", "rigl", "lr-rewinding", "str",
     ]  # fmt: skip
     assert labels(choose("kernel")) == [
-        "gibbs", "dense", "targeted-dropout", "targeted-dropout:ramping",
+        "gibbs", "gibbs:law=annealed", "dense", "targeted-dropout", "targeted-dropout:ramping",
         "targeted-dropout:ramp=authors", "filter-l1", "random-mask", "reinit",
         "gradual", "feedback",
     ]  # fmt: skip
@@ -66,6 +67,16 @@ def test_methods_with_settings():
     )
     assert Entry.read(" targeted-dropout:ramping ").settings == (("ramping", "yes"),)
     assert Entry.read("gibbs:stretch=3").stretch == 3
+    assert Entry.read("gibbs:law=rising:stretch=3") == Entry("gibbs:law=rising:stretch=3", "gibbs", 3, law="rising")
+
+
+def test_both_laws_are_compared_whichever_the_recipe_has():
+    for name in ("digits", "paper"):
+        base = RunSpec(model="resnet8", recipe=RECIPES[name])
+        named = runs(choose("weight", ["gibbs", "gibbs:law=annealed", "gibbs:law=rising"]), base, [0])
+        found = {one.entry.label: one.spec.recipe.law for one in named if one.entry.method == "gibbs"}
+        other = "annealed" if name == "digits" else "rising"
+        assert found == {"gibbs": base.recipe.law, f"gibbs:law={other}": other}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +88,7 @@ def test_methods_with_settings():
         (["--methods", "l1", "--structure", "filter"], "structure is 'filter': allowed are 'weight' with method 'l1'"),
         (["--methods", "l1:rounds=3"], "method 'l1' has no setting 'rounds': allowed are penalty, from, weights"),
         (["--methods", "l1:penalty=-1"], "penalty is '-1': allowed are numbers from 0"),
+        (["--methods", "gibbs:law=cold"], "law in 'gibbs:law=cold' is 'cold': allowed are 'annealed', 'rising'"),
         (["--methods", "gibbs:stretch=0"], "stretch in 'gibbs:stretch=0' is '0': allowed are whole numbers from 1"),
         (["--structure", "row"], f"structure is 'row': allowed are {ALLOWED}"),
         (["--sparsity", "1"], "sparsity is 1.0: allowed are numbers from 0 up to but not 1"),

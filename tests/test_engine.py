@@ -18,7 +18,7 @@ from gibbsprune.training.spec import RunSpec
 
 CPU = torch.device("cpu")
 PLAIN = RECIPES["digits"].replace(
-    optimizer="sgd", lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, batch=32, epochs=2, shift=0
+    law="annealed", optimizer="sgd", lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, batch=32, epochs=2, shift=0
 )
 
 

@@ -34,7 +34,9 @@ from gibbsprune.training.fleet import SHARED, Fleet
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 
-SGD = RECIPES["digits"].replace(optimizer="sgd", lr=0.01, batch=32, epochs=2, anneal_epochs=2, lr_schedule="steps")
+SGD = RECIPES["digits"].replace(
+    law="annealed", optimizer="sgd", lr=0.01, batch=32, epochs=2, anneal_epochs=2, lr_schedule="steps"
+)
 ADAM = SGD.replace(optimizer="adam", lr=1e-3, eps=1e-3)
 SMOOTH = "own_networks:smooth"
 pytestmark = pytest.mark.usefixtures("one_thread")

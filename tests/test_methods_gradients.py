@@ -11,7 +11,7 @@ from gibbsprune.training.fleet import Fleet
 from gibbsprune.training.recipes import RECIPES
 from gibbsprune.training.spec import RunSpec
 
-RECIPE = RECIPES["digits"].replace(epochs=4, batch=256, anneal_epochs=3)
+RECIPE = RECIPES["digits"].replace(law="annealed", epochs=4, batch=256, anneal_epochs=3)
 RISING = {"ramp": "cubic", "until": 0.5, "allocation": "global", "units": "threshold", "gradient": "straight-through"}
 
 

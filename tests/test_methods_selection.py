@@ -258,7 +258,7 @@ def test_gradual_is_stretched():
 
 def test_beta_is_stretched():
     """Every β lasts as many epochs as the stretch says."""
-    recipe = spec("dense").recipe.replace(epochs=4, anneal_epochs=3)
+    recipe = spec("dense").recipe.replace(epochs=4, anneal_epochs=3, law="annealed")
     how, (plain, slow) = METHODS["gibbs"], [spec("gibbs", recipe=recipe, stretch=stretch) for stretch in (1, 3)]
     sites = list(replica("gibbs").sites.values())
     betas = [how.level(plain, sites)(epoch) for epoch in range(4)]

@@ -23,8 +23,8 @@ STEPS = 20
 #: Epochs of seven steps, so that β changes twice. A product with a power of two is exact, so that torch's optimiser and
 #: the fleet's, which multiply and add in another order, round alike.
 RECIPE = RECIPES["digits"].replace(
-    batch=200, epochs=4, anneal_epochs=None, optimizer="sgd", lr=0.125, momentum=0.5, weight_decay=2.0**-10,
-    lr_schedule="steps", milestones=[1], gamma=0.5,
+    law="annealed", batch=200, epochs=4, anneal_epochs=None, optimizer="sgd", lr=0.125, momentum=0.5,
+    weight_decay=2.0**-10, lr_schedule="steps", milestones=[1], gamma=0.5,
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def fleet(monkeypatch, tmp_path):
     return fresh
 
 
-SPEC = RunSpec(model="resnet8", epochs=6)
+SPEC = RunSpec(model="resnet8", hamiltonian="square", epochs=6)
 
 
 def files(folder):
@@ -59,7 +59,7 @@ def files(folder):
 def test_a_run_folder_holds_everything(fleet, monkeypatch):
     monkeypatch.setattr(pictures, "available", lambda: True)
     outcome = run.start([SPEC], device="cpu", command="gibbsprune train")
-    assert outcome.folder == run.Path("runs/digits-resnet8-gibbs-weight-square-0.9-converged-e6-s0")
+    assert outcome.folder == run.Path("runs/digits-resnet8-gibbs-weight-square-0.9-converged-e6-annealed-s0")
     inside = set(os.listdir(outcome.folder)) - {".lock"}
     assert inside == {
         "annealing.png",

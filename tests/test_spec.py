@@ -22,10 +22,10 @@ def test_default_hamiltonian_is_the_papers_best(structure, hamiltonian):
 
 
 def test_default_recipe_follows_the_data():
-    assert RunSpec().recipe == RECIPES["digits"]
+    assert RunSpec().recipe == RECIPES["digits"].replace(law="rising")
     assert RunSpec(data="cifar10").recipe == RECIPES["paper"]
     own = RunSpec(data="mine.npz:heldout").recipe
-    assert own == RECIPES["plain"]
+    assert own == RECIPES["plain"].replace(law="rising")
     assert own.images == "as they are, neither shifted nor flipped"
     assert RECIPES["paper"].images == "shifted by up to 3 pixels and flipped at random"
     assert RECIPES["digits"].images == "shifted by up to 1 pixels at random"
@@ -35,14 +35,12 @@ def test_default_recipe_follows_the_data():
 def test_nobody_chooses_a_beta_for_data_of_ones_own(structure):
     """Their networks are of any kind, and the paper's range of β suits the weights of few."""
     assert RunSpec(data="mine.npz", model="mine:make", structure=structure).setting("temperature") == "zero"
-    drawn = RECIPES["plain"].replace(law="annealed")
-    spec = RunSpec(data="mine.npz", model="mine:make", structure=structure, recipe=drawn)
+    spec = RunSpec(data="mine.npz", model="mine:make", structure=structure, settings={"temperature": "annealed"})
     assert gibbs.hamiltonian(spec) == as_hamiltonian(None, as_structure(structure))
     assert gibbs.schedule(spec, [100]) == gibbs.hamiltonian(spec).annealing(spec.epochs, [100])
     assert RunSpec.from_dict(spec.as_dict()) == spec
     assert "in." not in spec.name()
-    paper = RunSpec(data="mine.npz", structure=structure, hamiltonian="binary", recipe=drawn)
-    assert paper.setting("units") == "weights"
+    assert RunSpec(data="mine.npz", structure=structure, hamiltonian="binary").setting("units") == "weights"
     assert RunSpec(data="mine.npz", structure=structure, recipe=RECIPES["paper"]).setting("units") == "weights"
 
 
@@ -158,7 +156,7 @@ def test_replace_keeps_what_still_makes_sense():
         ({"model": "my.nets:tiny", "method": "dense"}, "digits-my.nets_tiny-dense-s0"),
         (
             {"structure": "filter", "sparsity": 0.75, "coupling": 0.05, "sampler": "chromatic"},
-            "digits-resnet20-gibbs-filter-quadratic-0.75-c0.05-chromatic-converged-s0",
+            "digits-resnet20-gibbs-filter-quadratic-0.75-c0.05-chromatic-converged-annealed-s0",
         ),
         (
             {"epochs": 5, "stretch": 2, "precision": "float32"},
@@ -215,6 +213,7 @@ def test_a_recipes_law_gives_way_to_settings_and_to_patterns():
 @pytest.mark.parametrize(
     ("given", "told"),
     [({"hamiltonian": "sign"}, "hamiltonian is 'sign': allowed are None with law 'rising', which has no temperature"),
+     ({"structure": "filter", "coupling": 0.05}, "coupling is 0.05: allowed are None with"),
      ({"sampler": "independent"}, "sampler is 'independent': allowed are 'auto' with"),
      ({"settings": {"gradient": "law"}}, "gradient is 'law': allowed are 'masked', 'proportional'"),
      ({"structure": "kernel", "settings": {"chain": "warm"}}, "chain is 'warm': allowed are 'cold' with"),

@@ -67,13 +67,16 @@ def test_seeds_are_one_kind():
 
 def test_runs_are_called_by_what_was_varied():
     """What most have is not named; what is an axis can be left out by the page."""
+    drawn = RunSpec("digits", "resnet8", hamiltonian="square").recipe
     same = [run(structure="kernel", coupling=c) for c in (0.01, 0.05)]
     assert [kind["parts"] for kind in kinds(same)] == [[["coupling", "0.01"]], [["coupling", "0.05"]]]
     assert [kind["axes"] for kind in kinds(same)] == [{"coupling": 0.01}, {"coupling": 0.05}]
     recipe = RunSpec("digits", "resnet8").recipe
     shifts = [run(recipe=recipe.replace(shift=shift)) for shift in (0, 1)]
     assert [kind["parts"] for kind in kinds(shifts)] == [[["shift", "0"]], [["shift", "1"]]], "nothing is a number, too"
-    mostly = [run(sparsity=p) for p in (0.5, 0.6)] + [run(hamiltonian="abs")]
+    laws = [run(sparsity=p) for p in (0.5, 0.6)] + [run(hamiltonian="square")]
+    assert [kind["parts"] for kind in kinds(laws)] == [[], [], [["law", "annealed"]]], "not what follows from it"
+    mostly = [run(sparsity=p, recipe=drawn) for p in (0.5, 0.6)] + [run(hamiltonian="abs")]
     assert [kind["parts"] for kind in kinds(mostly)] == [[], [], [["hamiltonian", "abs"]]]
     assert kinds(mostly, label=lambda spec: "mine")[2]["parts"] == []
     ramping = [run("targeted-dropout", settings={"ramping": value}) for value in (True, False)]
@@ -83,7 +86,7 @@ def test_runs_are_called_by_what_was_varied():
 
 def test_a_run_stands_beside_the_dense_network_that_was_trained_alike():
     changed = RunSpec("digits", "resnet8", "dense").recipe.replace(shift=2)
-    hot = changed.replace(shift=RunSpec("digits", "resnet8").recipe.shift, beta_end=1e6)
+    hot = changed.replace(shift=RunSpec("digits", "resnet8").recipe.shift, beta_end=1e6, law="annealed")
     found = kinds([run("dense", recipe=changed), run("dense"), run("dense", stretch=2), run(), run(recipe=changed),
                    run(recipe=hot), run(stretch=2), run(model="resnet20")])  # fmt: skip
     assert [kind["beside"] for kind in found[3:]] == [1, 0, 1, 2, None]

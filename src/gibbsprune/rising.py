@@ -29,7 +29,7 @@ from .targets import Sparsity, by_layer
 COLD = ConstantSchedule(math.inf)
 GRADIENT = "proportional"
 #: What only a temperature has, where that is something without one.
-USUAL = {"sampler": "auto", "warm": False, "chain": "cold"}
+USUAL = {"sampler": "auto", "warm": False, "chain": "cold", "temperature": "zero"}
 
 
 def ramp(sparsity: float, epochs: int) -> float | Schedule:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A method may be named with settings, and several times with different ones:
-  gibbsprune compare --methods gibbs,gibbs:stretch=2,lottery:rounds=1,lottery:rounds=3,l1:penalty=0.01
+  gibbsprune compare --methods gibbs,gibbs:law=annealed,gibbs:stretch=2,lottery:rounds=3,l1:penalty=0.01
 The same command continues a comparison that was stopped, and takes what it finished before."""
 
 

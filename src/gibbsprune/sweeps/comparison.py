@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import bad
+from ..checks import bad, check_one_of
 from ..errors import UserError
+from ..schedules import LAWS
 from ..structures import as_structure
 from ..training.methods import METHODS, method
 from ..training.spec import RunSpec
@@ -24,7 +25,10 @@ from .orders import Orders
 LARGEST = 32
 
 #: Trained besides the methods themselves.
-VARIANTS = {"targeted-dropout": ("targeted-dropout:ramping", "targeted-dropout:ramp=authors")}
+VARIANTS = {
+    "gibbs": ("gibbs:law=annealed",),
+    "targeted-dropout": ("targeted-dropout:ramping", "targeted-dropout:ramp=authors"),
+}
 
 #: Methods that can share the dense run.
 FROM_DENSE = ("magnitude", "filter-l1", "thinet", "lr-rewinding")
@@ -32,12 +36,13 @@ FROM_DENSE = ("magnitude", "filter-l1", "thinet", "lr-rewinding")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a comparison: a method with its settings, such as ``lottery:rounds=1`` or ``gibbs:stretch=2``."""
+    """One line of a comparison: a method with its settings, such as ``lottery:rounds=1`` or ``gibbs:law=annealed``."""
 
     label: str
     method: str
     stretch: int = 1
     settings: tuple[tuple[str, str], ...] = ()
+    law: str | None = None
 
     @staticmethod
     def read(text: str) -> Entry:
@@ -49,7 +54,10 @@ class Entry:
         stretch = given.pop("stretch", "1")
         if not stretch.isdecimal() or int(stretch) < 1:
             raise bad(f"stretch in {text!r}", stretch, "whole numbers from 1")
-        return Entry(text.strip(), name, int(stretch), tuple(given.items()))
+        law = given.pop("law", None) if name == "gibbs" else None
+        if law is not None:
+            check_one_of(f"law in {text!r}", law, LAWS)
+        return Entry(text.strip(), name, int(stretch), tuple(given.items()), law)
 
 
 def choose(structure: str, wanted: Sequence[str] | None = None) -> list[Entry]:
@@ -97,11 +105,15 @@ def runs(entries: Sequence[Entry], base: RunSpec, seeds: Sequence[int]) -> list[
             needed = _needs(entry, entries)
             source = None if needed is None else compared(needed, seed).spec
             settings = {**dict(entry.settings), **({} if source is None else {"from": source.name()})}
-            spec = base.replace(method=entry.method, stretch=entry.stretch, seed=seed, settings=settings)
+            recipe = base.recipe if entry.law is None else base.recipe.replace(law=entry.law)
+            spec = base.replace(method=entry.method, stretch=entry.stretch, seed=seed, settings=settings, recipe=recipe)
             found[entry, seed] = Compared(entry, spec, source)
         return found[entry, seed]
 
-    return [compared(entry, seed) for seed in seeds for entry in entries]
+    first: dict[RunSpec, Compared] = {}
+    for one in (compared(entry, seed) for seed in seeds for entry in entries):
+        first.setdefault(one.spec, one)  # a law may be named that the recipe has anyway
+    return list(first.values())
 
 
 def train(compared: Sequence[Compared], out: Path, device: str) -> Mapping[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ ASIDE = {
     "settings.round",
 }  # fmt: skip
 #: What of a recipe means nothing to a network that is not pruned.
-ANNEALING = {"anneal", "beta_start", "beta_end", "anneal_epochs"}
+ANNEALING = {"anneal", "beta_start", "beta_end", "anneal_epochs", "law"}
 CURVE = ("epoch", "test_accuracy", "train_accuracy", "test_loss", "loss", "agreement", "beta", "sparsity", "lr")
 PERCENT = {"test_accuracy", "train_accuracy", "agreement", "sparsity"}
 #: Layers whose sparsities differ by less, in points, are pruned alike: the rest is rounding to whole neighbourhoods.
@@ -144,10 +144,12 @@ def _finite(value: float) -> float | None:
 def _varied(specs: Sequence[RunSpec]) -> dict[tuple[str, ...], dict[str, str | None]]:
     """The fields in which runs of one group differ, each with the value that most of them have, as JSON, if any."""
     seen: dict[tuple[str, ...], dict[str, Counter[str]]] = {}
+    chosen = {name for spec in specs for name in _flat(spec.as_dict()) if not _follows(spec, name)}
     for spec in specs:
         fields = seen.setdefault(_group(spec), {})
         for name, value in _flat(spec.as_dict()).items():
-            fields.setdefault(name, Counter())[json.dumps(value)] += 1
+            if name in chosen:
+                fields.setdefault(name, Counter())[json.dumps(value)] += 1
     found: dict[tuple[str, ...], dict[str, str | None]] = {}
     for group, fields in seen.items():
         differing = {name: values for name, values in fields.items() if len(values) > 1 and name not in ASIDE}
@@ -182,6 +184,12 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
         inner = value if isinstance(value, Mapping) else None
         flat |= {name: value} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
     return flat
+
+
+def _follows(spec: RunSpec, name: str) -> bool:
+    """Whether a setting has the value that it has without a word, as the law's have where the law is told."""
+    setting = spec.how.settings.get(name.removeprefix("settings."))
+    return name.startswith("settings.") and setting is not None and setting.default(spec) == spec.setting(_last(name))
 
 
 def _last(name: str) -> str:

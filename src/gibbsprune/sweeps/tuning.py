@@ -64,8 +64,8 @@ class Trial:
         sparsity = SPARSITY[structure] if self.sparsity is None else self.sparsity
         held = f"{self.data}{HELD_OUT}={self.holdout}"
         shared = {"data": held, "model": self.model, "recipe": self.recipe, "epochs": self.epochs, "seed": seed}
-        law = {"structure": structure, "hamiltonian": hamiltonian, "sparsity": sparsity, "units": "weights", **change}
-        return declare.run_of({**shared, **law})[-1]
+        drawn = {"law": "annealed", "units": "weights", "hamiltonian": hamiltonian}
+        return declare.run_of({**shared, **drawn, "structure": structure, "sparsity": sparsity, **change})[-1]
 
     def sweep(self) -> declare.Sweep:
         """All its runs."""

@@ -62,7 +62,7 @@ class Recipe:
     beta_end: float | None = None
     anneal_epochs: int | None = None
     final: str = "converged"
-    law: str = "annealed"
+    law: str | None = "annealed"
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -174,7 +174,7 @@ FIELDS: dict[str, Field] = {
     "beta_end": Field(optional(number(0)), f"last beta {_default}"),
     "anneal_epochs": Field(optional(whole(1)), f"epochs over which beta rises, then held {_default}"),
     "final": Field(choice("converged", "sample"), "gibbs: final mask; sample: one more draw, as in the paper"),
-    "law": Field(choice(*LAWS), "gibbs: as in the paper, or a sparsity that rises at zero temperature"),
+    "law": Field(optional(choice(*LAWS)), "gibbs: annealed as in the paper, or rising (default: as the pruner's)"),
 }
 
 PAPER = Recipe(
@@ -196,7 +196,7 @@ PAPER = Recipe(
 )
 
 # For data that nothing is known of: a picture may not mean the same when it is turned around or moved.
-PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False, final="converged", law="rising")
+PLAIN = PAPER.replace(name="plain", standardise="channel", shift=0, flip=False, final="converged", law=None)
 
 MODERN = Recipe(
     name="modern",
@@ -227,6 +227,7 @@ DIGITS = Recipe(
     shift=1,
     flip=False,
     anneal_epochs=annealed(25),
+    law=None,
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (PAPER, MODERN, BEST, DIGITS, PLAIN)}

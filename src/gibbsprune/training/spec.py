@@ -24,6 +24,7 @@ from ..checks import (
 )
 from ..errors import UserError
 from ..hamiltonians import Quadratic, as_hamiltonian, possible
+from ..rising import chosen_law
 from ..samplers import resolve
 from ..structures import ALLOWED, as_structure, given_sparsity
 from . import methods
@@ -57,7 +58,8 @@ def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
 class RunSpec:
     """One run. ``RunSpec()`` is Gibbs pruning of a ResNet-20 on digits to a sparsity of 0.9.
 
-    Without a ``hamiltonian`` or a ``sparsity`` the structure's own is filled in, without a ``recipe`` the data's.
+    Without a ``hamiltonian`` or a ``sparsity`` the structure's own is filled in, without a ``recipe`` the data's. One that
+    leaves the law open has ``rising``, or ``annealed`` where something is given that only a temperature has.
     ``epochs`` scales the recipe (:func:`scale_recipe`), so that afterwards ``spec.epochs`` is
     ``spec.recipe.epochs``; ``stretch`` repeats every epoch of every schedule that many times. ``include`` and
     ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
@@ -71,7 +73,7 @@ class RunSpec:
     method: str = "gibbs"
     structure: str = "weight"
     hamiltonian: str | None = None
-    coupling: float = COUPLING
+    coupling: float = None  # type: ignore[assignment]  # 0.01 when not given
     sampler: str = "auto"
     sparsity: float = None  # type: ignore[assignment]  # 0.9, or the structure's own when not given
     recipe: Recipe = None  # type: ignore[assignment]  # replaced by the data's default when not given
@@ -102,13 +104,25 @@ class RunSpec:
             check_whole("epochs", self.epochs)
             object.__setattr__(self, "recipe", scale_recipe(self.recipe, self.epochs))
         object.__setattr__(self, "epochs", self.recipe.epochs)
+        if self.recipe.law is None:
+            object.__setattr__(self, "recipe", self.recipe.replace(law=self._law()))
         if self.hamiltonian is None:
             object.__setattr__(self, "hamiltonian", possible(kind)[0])
+        if self.coupling is None:
+            object.__setattr__(self, "coupling", COUPLING)
         object.__setattr__(self, "sparsity", given_sparsity(self.sparsity, kind))
         for patterns in ("include", "exclude"):
             object.__setattr__(self, patterns, check_patterns(patterns, getattr(self, patterns)))
         self._check_method()
         self._check_law()
+
+    def _law(self) -> str:
+        """The pruner's, where the recipe leaves it open: drawn masks, if something is given that only those have."""
+        warm = {name: getattr(self.recipe, name) for name in ("anneal", "beta_start", "beta_end")}
+        warm |= {"hamiltonian": self.hamiltonian, "coupling": self.coupling, "sampler": self.sampler}
+        given = dict(self.settings)
+        warm |= {name: given.get(name) for name in ("units", "temperature", "chain", "sweeps")}
+        return chosen_law(None, given.get("gradient"), **warm)
 
     def _check_method(self) -> None:
         """Refuse structures and settings that the method does not have, and complete its settings."""
@@ -251,9 +265,11 @@ class RunSpec:
         parts = [] if base == default_recipe(self.data) else [base.name]
         if self.recipe.epochs != base.epochs:
             parts.append(f"e{self.recipe.epochs}")
-        if self.recipe.replace(final=base.final) != scale_recipe(base, self.recipe.epochs):
+        same = {"final": base.final, **({"law": None} if base.law is None else {})}
+        if self.recipe.replace(**same) != scale_recipe(base, self.recipe.epochs):
             parts.append(_hash(self._named_recipe()))
-        return parts
+        drawn = base.law is None and self.recipe.law == "annealed" and self.method == "gibbs"
+        return [*parts, "annealed"] if drawn else parts
 
     def _named_recipe(self) -> dict[str, Any]:
         """The recipe without what has a part of its own in names, or what all recipes once had."""

@@ -153,7 +153,8 @@ def _check_cold(spec: RunSpec) -> None:
     """Refuses what only a law with a temperature has; the Hamiltonian is the structure's own where none is named."""
     kind, settings = as_structure(spec.structure), dict(spec.settings)
     given = {name: getattr(spec.recipe, name) for name in ("anneal", "beta_start", "beta_end")}
-    given |= {"sampler": spec.sampler, "chain": settings["chain"]}
+    coupling = None if spec.coupling == Quadratic().coupling else spec.coupling
+    given |= {"coupling": coupling, "sampler": spec.sampler, "chain": settings["chain"]}
     named = None if spec.hamiltonian == possible(kind)[0] else spec.hamiltonian
     rising.chosen_law("rising", str(settings["gradient"]), hamiltonian=named, **given)
 
