@@ -15,6 +15,7 @@ from typing import Any
 from gibbsprune.training import RECIPES, Recipe, RunSpec
 
 SPARSITIES, SEEDS = (0.95, 0.98, 0.9), (0, 1, 2)
+MORE = (3, 4, 5, 6, 7)  # at 90 %, where three seeds do not tell the recipe from feedback
 STRUCTURES = {"kernel": 0.9, "filter": 0.75}
 FIRST = RECIPES["best"].replace(weight_decay=3e-4)
 FADING = {0.9: 1.8e-4, 0.95: 3.8e-4, 0.98: 9.8e-4}
@@ -53,8 +54,11 @@ def runs() -> Iterable[RunSpec]:
             for sparsity in SPARSITIES:
                 yield from (run(method, sparsity, seed, recipe, **settings) for method, settings in COMPARED.items())
     modern = RECIPES["modern"]
+    yield from (run("feedback", 0.98, seed, modern, allocation="global") for seed in SEEDS)
+    for seed in MORE:
+        yield run("gibbs", 0.9, seed)
+        yield from (run("feedback", 0.9, seed, recipe, allocation="global") for recipe in (RECIPES["best"], FIRST))
     for seed in SEEDS:
-        yield run("feedback", 0.98, seed, modern, allocation="global")
         for sparsity in SPARSITIES:
             yield run("gradual", sparsity, seed)
             yield run("gradual", sparsity, seed, FIRST)
