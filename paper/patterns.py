@@ -94,7 +94,7 @@ def _cell_names(cell: tuple[str, float]) -> tuple[str, str]:
 
 
 def _way(spec: RunSpec) -> str:
-    return WAYS[spec.method, spec.recipe.law]
+    return WAYS[spec.method, str(spec.recipe.law)]
 
 
 # -- energies ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ OURS = next(iter(LABELS.values()))
 
 def label(spec: RunSpec) -> str:
     """What a run is called here; its own name where nothing else is known of it."""
-    known = LABELS.get((spec.method, spec.setting("allocation"), spec.recipe.law))
+    known = LABELS.get((spec.method, spec.setting("allocation"), str(spec.recipe.law)))
     if known is None:
         return spec.name(with_seed=False)
     words = {"gradient": "{} gradients", "every": "masks of {} step"}

@@ -151,6 +151,17 @@ def test_infinite_beta_draws_the_converged_masks():
         assert torch.equal(pruner.masks[name].mask, gp.converged_mask(stored_weight(layer), 0.5))
 
 
+def test_it_says_how_much_is_masked_now():
+    net = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 2))
+    pruner = gp.GibbsPruner(net, gp.Budget(gp.LinearSchedule(0.0, 0.8, 4)))
+    for epoch, sparsity in enumerate((0.0, 0.2, 0.4, 0.6, 0.8, 0.8)):
+        pruner.set_epoch(epoch)
+        assert pruner.sparsity() == pytest.approx(sparsity, abs=1 / 400)
+    pruner.finalize()
+    with pytest.raises(gp.UserError, match=r"sparsity\(\) after finalize"):
+        pruner.sparsity()
+
+
 def test_agreement_counts_the_same_weights():
     pruner = gp.GibbsPruner(small_net(), 0.5, schedule=gp.ConstantSchedule(math.inf))
     mask = pruner.masks["6"].mask

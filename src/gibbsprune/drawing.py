@@ -130,6 +130,11 @@ class Drawing:
             found.update(zip(names, self._law(names).converged(self._weights(names))))
         return found
 
+    def sparsity(self) -> float:
+        """The share of the weights that the masks in place hide."""
+        masks = [masked.mask for masked in self.masks.values()]
+        return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+
     @torch.no_grad()
     def agreement(self) -> float:
         """The share of weights on which the masks in place equal x_cvg."""

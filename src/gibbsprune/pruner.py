@@ -222,6 +222,11 @@ class GibbsPruner:
         self._set_sparsities(self._plan.at(self.epoch, self._means))
         self._drawing.restart(self.beta)
 
+    def sparsity(self) -> float:
+        """The share of the weights of all its layers that the masks in place hide."""
+        self._check_open("sparsity")
+        return self._drawing.sparsity()
+
     def agreement(self) -> float:
         """The share of weights on which the sampled masks equal the converged ones: 1 when the masks have frozen."""
         self._check_open("agreement")

@@ -102,13 +102,11 @@ class Follower:
         """β where there is one, the share of the masks that has converged, and that of weights that is masked now."""
         if not self.open:
             return {}
-        masks = [masked.mask for masked in self._pruner.masks.values()]
-        kept = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
         beta = {"gibbsprune/beta": self._pruner.beta} if math.isfinite(self._pruner.beta) else {}
         return {
             **beta,
             "gibbsprune/agreement": self._pruner.agreement(),
-            "gibbsprune/sparsity": 1 - kept,
+            "gibbsprune/sparsity": self._pruner.sparsity(),
             **(self._pruner.diagnostics(max(2, self.draws)).scalars() if self.draws else {}),
         }
 

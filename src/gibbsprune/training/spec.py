@@ -58,8 +58,8 @@ def scale_recipe(recipe: Recipe, epochs: int) -> Recipe:
 class RunSpec:
     """One run. ``RunSpec()`` is Gibbs pruning of a ResNet-20 on digits to a sparsity of 0.9.
 
-    Without a ``hamiltonian`` or a ``sparsity`` the structure's own is filled in, without a ``recipe`` the data's. One that
-    leaves the law open has ``rising``, or ``annealed`` where something is given that only a temperature has.
+    Without a ``hamiltonian`` or a ``sparsity`` the structure's own is filled in, without a ``recipe`` the data's. One
+    that leaves the law open has ``rising``, or ``annealed`` where something is given that only a temperature has.
     ``epochs`` scales the recipe (:func:`scale_recipe`), so that afterwards ``spec.epochs`` is
     ``spec.recipe.epochs``; ``stretch`` repeats every epoch of every schedule that many times. ``include`` and
     ``exclude`` are patterns of layer names. ``settings`` are the method's own parameters, completed with its defaults.
