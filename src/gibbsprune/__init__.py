@@ -1,4 +1,4 @@
-"""gibbsprune: train a network and prune it at the same time, by sampling masks from an annealed Gibbs distribution.
+"""gibbsprune: train a network and prune it at the same time, with masks from a Gibbs distribution.
 
 What is here is loaded when it is asked for: ``import gibbsprune`` takes no time, and the command line tells its version
 and its commands without torch.

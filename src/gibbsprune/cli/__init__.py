@@ -69,7 +69,7 @@ def build_parser(only: str | None = None) -> Parser:
     """The parser of all commands; with ``only`` the options of that one alone, as loading the others takes long."""
     parser = Parser(
         prog="gibbsprune",
-        description="Train a network and prune it at the same time, with masks from an annealed Gibbs law.",
+        description="Train a network and prune it at the same time, with masks from a Gibbs law.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

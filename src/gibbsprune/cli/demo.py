@@ -210,7 +210,7 @@ def closing(folder: Path, picture: Path | None, structure: str) -> str:
     seen = [
         *([(picture, "this comparison as a picture")] if picture else []),
         (folder / "summary.md", "the run in words, tables and pictures"),
-        (folder / "masks.png", "one layer's mask as it freezes"),
+        (folder / "masks.png", "one layer's mask, from the first epoch to the last"),
     ]
     kind = "c" if structure == "weight" else "onnx --compact --fold"
     tries = [
