@@ -36,7 +36,7 @@ def place(monkeypatch, tmp_path):
 HELP = """\
 usage: gibbsprune [-h] [--version] COMMAND ...
 
-Train a network and prune it at the same time, with masks from an annealed Gibbs law.
+Train a network and prune it at the same time, with masks from a Gibbs law.
 
 options:
   -h, --help  show this help message and exit
@@ -76,6 +76,7 @@ data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
             covers 576 of 576 parameters (100.0 %)
+            layers share it (global), by what they learn or their shape: below all have the same
 
 | layer          | kind   | weights | neighbourhoods |  target | weights kept |
 | -------------- | ------ | ------: | -------------: | ------: | -----------: |
@@ -153,8 +154,11 @@ def test_an_explicit_milestone_is_not_scaled(capsys):
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(capsys):
-    assert main(["train", "--model", "resnet8", "--epochs", "5", "--device", "cpu", "--dry-run"]) == 0
+    arguments = ["train", "--model", "resnet8", "--epochs", "5", "--device", "cpu", "--dry-run"]
+    assert main(arguments) == 0
     assert capsys.readouterr().out == PLAN
+    assert main([*arguments, "--law", "annealed"]) == 0
+    assert "layers share" not in capsys.readouterr().out
     assert os.listdir() == []
 
 

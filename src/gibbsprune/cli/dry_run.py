@@ -39,6 +39,8 @@ def show_plan(specs: list[RunSpec], device: str, steps: int = 2) -> None:
             for layer in layers
         ]
         print(f"            {covers(weights, parameters)}")
+        if (way := specs[0].setting("allocation")) not in (None, "uniform"):
+            print(f"            layers share it ({way}), by what they learn or their shape: below all have the same")
         print()
         print(table(["layer", "kind", "weights", "neighbourhoods", "target", "weights kept"], rows, left=2))
         print()
