@@ -44,6 +44,7 @@ ORDER = [
     "converging",
     "masking",
     "attaching",
+    "fading",
     "holding",
     "looking",
     "flow",

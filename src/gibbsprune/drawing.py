@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .attaching import attach, burn, check_masked
-from .checks import bad, check_number, layers_told, number
+from .checks import layers_told
 from .diagnostics import Diagnostics, LayerDiagnostics, diagnose, untimely
-from .distributed import Whole, cut_like, leave_out, rehome, reshard, whole
+from .distributed import Whole, leave_out, rehome, reshard, whole
 from .errors import UserError
+from .fading import fade
 from .importance import Score
 from .law import Law
 from .masking import GibbsMasked
@@ -189,40 +190,15 @@ class Drawing:
 
     def decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
         """Another weight decay of masked weights than ``optimizer`` has for the rest of their layers."""
-        check_number("masked", masked, number(0))
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise bad("optimizer", optimizer, "optimisers of torch")
-        ours = {id(layer.stored) for layer in self.layers.values()}
-        if not any(
-            id(weight) in ours and "weight_decay" in g for g in optimizer.param_groups for weight in g["params"]
-        ):
-            raise bad(
-                "optimizer", type(optimizer).__name__, "those that train the pruned layers and have a weight decay"
-            )
+        handle = fade(optimizer, masked, self._by_weight)
         if optimizer in self._decays:
             self._decays.pop(optimizer).remove()
-        self._decays[optimizer] = optimizer.register_step_pre_hook(lambda *_: self._decay(optimizer, masked))
+        self._decays[optimizer] = handle
 
-    @torch.no_grad()
-    def _decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
-        """Before a step: what it will do to masked weights besides following their gradient is made up for."""
+    def _by_weight(self) -> dict[int, Tensor]:
+        """The masks in place, by the ids of the stored weights under them."""
         reshard(self.model)
-        masks = {id(layer.stored): self.masks[name].mask for name, layer in self.layers.items()}
-        # What a GradScaler tells fused optimisers: that gradients are still scaled, that the step will do nothing.
-        scale, nothing = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                if id(weight) not in masks or weight.grad is None:
-                    continue
-                gone, own = cut_like(~masks[id(weight)], weight), group["weight_decay"]
-                if nothing is not None:
-                    gone = gone & (nothing == 0)
-                if isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay"):
-                    rate = group["lr"]
-                    weight.copy_(torch.where(gone, weight * ((1 - rate * masked) / (1 - rate * own)), weight))
-                else:
-                    change = weight * gone if scale is None else weight * gone * scale
-                    weight.grad.add_(change, alpha=(masked - own) * (-1 if group.get("maximize") else 1))
+        return {id(layer.stored): self.masks[name].mask for name, layer in self.layers.items()}
 
     def _in_use(self, name: str, factor: Tensor | None) -> Tensor:
         """How much of the strength of its output each weight finds there, before that is multiplied by a factor."""
