@@ -26,7 +26,7 @@ from .law import CONVERGED
 from .masking import GibbsMasked
 from .recalibration import lagging
 from .samplers import SWEEPS
-from .saving import pack, read_state
+from .saving import Saved, read_state
 from .schedules import Schedule, beta_at
 from .selection import Selectors, select
 from .site import check_gradient, layer_sites
@@ -108,7 +108,6 @@ class GibbsPruner:
         kind = self._kind = as_structure(structure)
         if sparsity is None or isinstance(sparsity, (int, float)):
             sparsity = given_sparsity(sparsity, kind)
-        self.masks: dict[str, GibbsMasked] = {}
         self.law = rising.chosen_law(
             law, gradient, hamiltonian=hamiltonian, schedule=schedule, sampler=sampler, warm=warm
         )
@@ -144,7 +143,7 @@ class GibbsPruner:
         self.steps, self._rose, self._left, self.finalized = 0, 0, 1.0, False
         pruned = {name for name in self.layers if self._targets[name] or self._plan.budget}
         self._drawing = Drawing(model, self.layers, sites, pruned, gradient, survivors, self.seed, sweeps, importance)
-        self.masks = self._drawing.masks
+        self.masks: dict[str, GibbsMasked] = self._drawing.masks
         try:
             self._set_sparsities(first)
             self._drawing.draw(self.beta, self.steps)
@@ -300,16 +299,10 @@ class GibbsPruner:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs beside the model's and optimiser's states; safe for ``weights_only=True``."""
         self._check_open("state_dict")
-        return {
-            "version": 1,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "generators": {str(device): g.get_state() for device, g in self._drawing.generators.items()},
-            "before": {str(device): state for device, state in self._drawing.before.items()},
-            "masks": {name: pack(masked.mask) for name, masked in self.masks.items()},
-            "sparsities": {} if self._now == self._targets and not self._plan.budget else dict(self._now),
-        }
+        masks = {name: masked.mask for name, masked in self.masks.items()}
+        streams = {device: generator.get_state() for device, generator in self._drawing.generators.items()}
+        sparsities = {} if self._now == self._targets and not self._plan.budget else self._now
+        return Saved(self.seed, self.epoch, self.steps, masks, streams, self._drawing.before, sparsities).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`state_dict`: the same masks now, and the same ones after every further step."""

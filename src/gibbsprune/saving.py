@@ -18,6 +18,7 @@ from .weights import path
 
 #: What a masked weight is called in the state of its model: its module, and its own name. Its mask is beside it.
 STORED = re.compile(r"(?:(.*)\.)?parametrizations\.([^.]+)\.original")
+VERSION = 1
 NEEDED = ("seed", "epoch", "steps", "generators", "masks")
 
 
@@ -43,12 +44,25 @@ class Saved:
     before: dict[torch.device, Tensor]
     sparsities: dict[str, float]
 
+    def state(self) -> dict[str, Any]:
+        """What :func:`read_state` reads; safe for ``weights_only=True``."""
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "generators": {str(device): state for device, state in self.generators.items()},
+            "before": {str(device): state for device, state in self.before.items()},
+            "masks": {name: pack(mask) for name, mask in self.masks.items()},
+            "sparsities": dict(self.sparsities),
+        }
+
 
 def read_state(state: Any, masks: Mapping[str, Tensor], devices: Iterable[torch.device]) -> Saved:
     """The state of a pruner of these masks; ``epoch`` is as it was saved."""
     version = state.get("version") if isinstance(state, Mapping) else None
-    if not isinstance(version, int) or version != 1:
-        raise UserError(f"the saved pruner's state has version {shown(version)}: allowed is 1")
+    if not isinstance(version, int) or version != VERSION:
+        raise UserError(f"the saved pruner's state has version {shown(version)}: allowed is {VERSION}")
     if lacking := [key for key in NEEDED if key not in state]:
         raise UserError(f"the saved pruner's state lacks {', '.join(lacking)}")
     devices = list(devices)
