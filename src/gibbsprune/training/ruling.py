@@ -48,7 +48,6 @@ class Masks:
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) for spec in specs]
         self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.passes = "straight-through" in gradients
         self.shared = self._sharing([k for k, kind in enumerate(gradients) if kind == "proportional"])
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
@@ -56,6 +55,9 @@ class Masks:
         self.rescaling = self._rescaling(left)
         self.ones = torch.ones(len(specs), 1, device=device)
         self.strengthens = bool(self.shrunk) and bool(network.normed)
+        begun = "straight-through" in gradients or self.strengthens  # anew at each step, where nothing else does
+        filled = {name for names, _, where in self.shared if where.all() for name in names}
+        self.plain = [name for name in network.extras if begun and name not in filled]
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -175,8 +177,9 @@ class Masks:
     def _fill_gradients(self, weights: Sequence[Tensor], factors: Mapping[str, Tensor]) -> None:
         """What the gradient is multiplied by beyond the mask, of all runs at once."""
         runs = self.network.runs
-        for name, extra in self.network.extras.items() if self.passes or self.strengthens else ():
-            torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra.view(runs, -1))
+        for name in self.plain:
+            extra = self.network.extras[name].view(runs, -1)
+            torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra)
         for names, site, where in self.shared:  # a few kernels for all layers of a shape instead of as many for each
             extras = [self.network.extras[name].view(runs, -1) for name in names]
             mask = left = torch.cat([self.network.masks[name] for name in names])
