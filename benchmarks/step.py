@@ -1,8 +1,8 @@
 """The cost of masks: a training step with Gibbs pruning relative to a dense one, measured in the same run.
 
 Aim: on one NVIDIA H200, ResNet-56, batch 128, bfloat16, compiled and captured, at most 1.05 / 1.08 / 1.08 / 1.15 / 1.05
-of the dense step for weight / kernel / filter-exact / filter-chromatic / 2:4. Beside it the same network masked, with
-fixed masks, by torch.nn.utils.prune and by torch.ao.pruning.
+/ 1.05 of the dense step for weight / kernel / filter-exact / filter-chromatic / 2:4 / the law rising. Beside it the
+same network masked, with fixed masks, by torch.nn.utils.prune and by torch.ao.pruning.
 
     python benchmarks/step.py [--model resnet56] [--device cuda] [--steps 50] [--autotune] [--out FILE]
 
@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "filter-exact": {"structure": "filter", "sparsity": 0.75},
     "filter-chromatic": {"structure": "filter", "sparsity": 0.75, "sampler": "chromatic"},
     "2:4": {"structure": "2:4"},
+    "law rising": {"recipe": RECIPES["paper"].replace(law="rising")},
     "torch.nn.utils.prune": {"method": "dense"},
     "torch.ao.pruning": {"method": "dense"},
 }
@@ -61,7 +62,7 @@ def mask_with_ao(model: nn.Module) -> None:
 
 def engine_for(case: str, model: str, arrays: Arrays, device: torch.device, autotune: bool) -> Engine:
     torch.compiler.reset()
-    spec = RunSpec(data="cifar10", model=model, recipe=RECIPES["paper"], **CASES[case])
+    spec = RunSpec(**{"data": "cifar10", "model": model, "recipe": RECIPES["paper"], **CASES[case]})
     engine = Engine([spec], arrays, device, autotune=autotune)
     if case.startswith("torch.nn.utils.prune"):
         mask_with_prune(engine.network.model)

@@ -57,6 +57,7 @@ ORDER = [
     "budgets",
     "targets",
     "rising",
+    "filling",
     "drawing",
     "summary",
     "recalibration",

@@ -168,6 +168,7 @@ def test_theory_names_every_part_of_the_core():
         "law",
         "budgets",
         "rising",
+        "filling",
         "schedules",
         "masking",
         "holding",

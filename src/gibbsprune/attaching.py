@@ -141,9 +141,9 @@ def _own_class(module: nn.Module) -> None:
     module.__class__ = type(cls.__name__, cls.__bases__, content)
 
 
-def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None, name: str = "weight") -> None:
+def burn(module: nn.Module, mask: Tensor, left: Tensor | None = None, name: str = "weight") -> None:
     """Writes zeros into the stored weight where the mask prunes, for good, and removes the parametrisation; survivors
-    lose the share ``lost`` of their value.
+    keep the share ``left`` of their value.
 
     The parameter stays the same object, so optimisers that hold it go on working, and ``module.parameters()`` has
     its old order again, the weight before the bias, by which optimisers save and load their states.
@@ -152,8 +152,8 @@ def burn(module: nn.Module, mask: Tensor, lost: Tensor | None = None, name: str 
     order = cast(Any, module.parametrizations)[name][0].order
     with torch.no_grad():
         weight.masked_fill_(cut_like(~mask, weight), 0)
-        if lost is not None:
-            weight.mul_(1 - cut_like(lost, weight))
+        if left is not None:
+            weight.mul_(cut_like(left, weight))
     with plain_class(module):
         _own_class(module)
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)

@@ -15,12 +15,12 @@ from .diagnostics import Diagnostics, LayerDiagnostics, diagnose, untimely
 from .distributed import Whole, leave_out, rehome, reshard, whole
 from .errors import UserError
 from .fading import fade
+from .filling import Filling
 from .importance import Score
 from .law import Law
 from .masking import GibbsMasked
 from .samplers import stream
 from .site import Site, units
-from .survivors import strength, strengthened
 from .weights import Layer, path
 
 
@@ -52,10 +52,11 @@ class Drawing:
         importance: str = "magnitude",
     ) -> None:
         self.model, self.layers, self.sites, self.pruned = model, dict(layers), dict(sites), pruned
-        self.gradient, self.seed, self.sweeps = gradient, seed, sweeps
+        self.gradient, self.survivors, self.seed, self.sweeps = gradient, survivors, seed, sweeps
         self.generators: dict[torch.device, torch.Generator] = {}
         self.before: dict[torch.device, Tensor] = {}  # the generators' states before the last draw
         self._laws: dict[tuple[str, ...], Law] = {}
+        self._fillings: dict[tuple[str, ...], Filling] = {}
         self._decays: dict[torch.optim.Optimizer, RemovableHandle] = {}
         self.scores: dict[str, Score] = {}
         self.warm = any(site.warm for site in sites.values())
@@ -73,7 +74,7 @@ class Drawing:
             together = [(self.layers[name], sites[name]) for name in (list(sites)[i] for i in unit)]
             for layer, _ in together if len(together) > 1 else ():
                 self.masks[layer.name].tie(together)
-        own = ("mask", "converged", "extra", "lost", "joint", "sparsity")
+        own = ("mask", "converged", "slope", "left", "joint", "sparsity")
         where = [path(layer.owner, f"parametrizations.{layer.parameter}.0") for layer in self.layers.values()]
         leave_out(model, [f"{masked}.{buffer}" for masked in where for buffer in own])
 
@@ -165,28 +166,13 @@ class Drawing:
 
     @torch.no_grad()
     def fill(self, names: tuple[str, ...], beta: float) -> None:
-        """What survivors lose, and what the gradient is multiplied by beyond the mask."""
-        layers, factors = [self.masks[name] for name in names], dict[str, Tensor]()
-        if lost := [layer.lost for layer in layers if layer.lost is not None]:
-            losses, factors = self._lost(names)
-            torch._foreach_copy_(lost, losses)
-            factors = {name: factor for name, factor in factors.items() if self.masks[name].strengthens}
-        places = [layer.extra for layer in layers if layer.extra is not None]
-        if not places:
-            return
-        if self.gradient == "straight-through":
-            torch._foreach_copy_(places, [(~layer.mask).to(place.dtype) for layer, place in zip(layers, places)])
-        elif self.gradient == "proportional":
-            in_use = [self._in_use(name, factors.get(name)) for name in names]
-            torch._foreach_copy_(places, [~layer.mask * share for layer, share in zip(layers, in_use)])
-        elif self.gradient == "law" and beta < math.inf:  # where P is 0 or 1 and nothing pulls
-            torch._foreach_copy_(places, self._law(names).pull(self._weights(names), _betas(beta, places[0].device)))
-        else:
-            torch._foreach_zero_(places)
-        for name, factor in factors.items():
-            masked = self.masks[name]
-            if masked.extra is not None:
-                masked.extra.copy_(strengthened(masked.extra, masked.mask, factor))
+        """What is left of survivors, and what the gradient is multiplied by."""
+        law, weights, left, pulls = self._law(names), self._weights(names), {}, {}
+        if any(self.masks[name].left is not None for name in names):
+            left = dict(zip(names, law.left(weights)))
+        if self.gradient == "law" and beta < math.inf:  # where P is 0 or 1 nothing pulls
+            pulls = dict(zip(names, law.pull(weights, _betas(beta, weights[0].device))))
+        self._filling(names).fill(lambda name: whole(self.layers[name].stored), left, pulls)
 
     def decay(self, optimizer: torch.optim.Optimizer, masked: float) -> None:
         """Another weight decay of masked weights than ``optimizer`` has for the rest of their layers."""
@@ -199,23 +185,6 @@ class Drawing:
         """The masks in place, by the ids of the stored weights under them."""
         reshard(self.model)
         return {id(layer.stored): self.masks[name].mask for name, layer in self.layers.items()}
-
-    def _in_use(self, name: str, factor: Tensor | None) -> Tensor:
-        """How much of the strength of its output each weight finds there, before that is multiplied by a factor."""
-        masked, weight = self.masks[name], whole(self.layers[name].stored)
-        left = masked.mask if masked.lost is None else masked.mask * (1 - masked.lost)
-        left = left if factor is None else left / factor
-        return self.sites[name].in_use(weight, left)
-
-    def _lost(self, names: tuple[str, ...]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The share of its value that every weight loses, and by what the layers are multiplied that are rescaled."""
-        lost, factors = self._law(names).lost(self._weights(names)), {}
-        for i, name in enumerate(names):
-            if self.masks[name].rescales:
-                left = 1 - lost[i]
-                factors[name] = strength(whole(self.layers[name].stored).flatten(), left.flatten())
-                lost[i] = 1 - left * factors[name]
-        return lost, factors
 
     def diagnose(self, beta: float, draws: int, seed: int) -> Diagnostics:
         """What the laws of the pruned layers do at this β."""
@@ -245,6 +214,13 @@ class Drawing:
             self._laws[names] = Law([self.sites[name] for name in names])
         return self._laws[names]
 
+    def _filling(self, names: tuple[str, ...]) -> Filling:
+        if names not in self._fillings:
+            sites = [(name, 0, self.sites[name]) for name in names]
+            layers = {name: self.masks[name] for name in names}
+            self._fillings[names] = Filling(layers, sites, [self.gradient], [self.survivors])
+        return self._fillings[names]
+
     def generator(self, device: torch.device, steps: int) -> torch.Generator:
         """The random stream of a device; one that begins after some steps is another one."""
         if device not in self.generators:
@@ -273,23 +249,23 @@ class Drawing:
             self.fill(names, beta)
 
     @torch.no_grad()
-    def lost(self) -> dict[str, Tensor]:
-        """The share of its value that every weight loses now, where any does."""
-        if all(masked.lost is None for masked in self.masks.values()):
-            return {}
+    def left(self, beta: float) -> dict[str, Tensor]:
+        """The share of its value that every weight keeps by now, where any loses some."""
         reshard(self.model)
-        return {name: gone for names in self.by_device() for name, gone in zip(names, self._lost(names)[0])}
+        for names in self.by_device():
+            self.fill(names, beta)
+        return {name: left for name in self.pruned if (left := self.masks[name].left) is not None}
 
-    def take_off(self, masks: Mapping[str, Tensor], lost: Mapping[str, Tensor]) -> None:
-        """Burns masks and what survivors lose into the weights, and removes the parametrisations; a layer without a
-        mask stays as it is."""
+    def take_off(self, masks: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> None:
+        """Burns masks and what is left of survivors into the weights, and removes the parametrisations; a layer without
+        a mask stays as it is."""
         for handle in self._decays.values():
             handle.remove()
         for score in self.scores.values():
             score.detach()
         for name, layer in self.layers.items():
             mask = masks.get(name, torch.ones_like(self.masks[name].mask))
-            burn(layer.module, mask, lost.get(name), layer.parameter)
+            burn(layer.module, mask, left.get(name), layer.parameter)
             rehome(self.model, layer.stored, layer.module, layer.parameter)
 
 

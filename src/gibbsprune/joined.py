@@ -160,9 +160,9 @@ class Joined:
         """x_cvg of all elements."""
         return self._cat(stack.converged(weights) for stack in self.stacks)[:, None]
 
-    def lost(self, weights: Sequence[Tensor]) -> Tensor:
-        """√(Q/w̄²) of all elements."""
-        return self._cat(stack.lost(weights) for stack in self.stacks)[:, None]
+    def left(self, weights: Sequence[Tensor]) -> Tensor:
+        """1 − √(Q/w̄²) of all elements."""
+        return self._cat(stack.left(weights) for stack in self.stacks)[:, None]
 
     def ties(self, weights: Sequence[Tensor]) -> Tensor:
         """Which elements feel no field."""

@@ -149,9 +149,9 @@ class Law:
         """x_cvg of every site."""
         return self._each(lambda group: group.converged(weights))
 
-    def lost(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The share of its value that every weight loses where survivors are shrunk by the threshold."""
-        return self._each(lambda group: group.lost(weights))
+    def left(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The share of its value that every weight keeps where survivors are shrunk by the threshold."""
+        return self._each(lambda group: group.left(weights))
 
     def _each(self, of: Callable[[_Group | Limited | Interacting | Joined], Tensor]) -> list[Tensor]:
         """A value for every weight of every site, from the rows that a group gives."""

@@ -19,7 +19,7 @@ from .limits import cuts, eligible, keep_in_rows
 from .samplers import Rows, Source, draw
 from .site import Site
 from .stacks import GREATEST, Stack, in_units
-from .survivors import lost_share
+from .survivors import left_share
 from .threshold import CHUNK, Segments
 
 SURE = 50.0  # a field beyond which a weight that is compared with Q is decided, up to e^−100
@@ -71,15 +71,15 @@ class Limited(Stack):
             mask = self.elements.converged(eligible(squares, self.most).flatten()).view_as(squares)
         return mask if self.elements.fixed else mask | self.elements.kept_whole(mask.device).view_as(mask)
 
-    def lost(self, weights: Sequence[Tensor]) -> Tensor:
-        """√(Q/w²) of all rows, with Q at least what the row's largest weight has that goes; nothing where all stay."""
+    def left(self, weights: Sequence[Tensor]) -> Tensor:
+        """1 − √(Q/w²) of all rows, with Q at least what the row's largest weight has that goes; 1 where all stay."""
         squares = self.rows(weights).square()
         bound = cuts(squares, self.most)[1]
         if not self.exact:
             threshold = self.elements.thresholds(eligible(squares, self.most).flatten())
             bound = torch.maximum(bound, self.segments.spread(threshold)[:, None])
-        lost = lost_share(squares, bound)
-        return lost if self.elements.fixed else lost.masked_fill(self.elements.kept_whole(lost.device).view_as(lost), 0)
+        left = left_share(squares, bound)
+        return left if self.elements.fixed else left.masked_fill(self.elements.kept_whole(left.device).view_as(left), 1)
 
     def ties(self, weights: Sequence[Tensor]) -> Tensor:
         """Rows in which equal weights compete for a place: no field decides between them."""

@@ -37,25 +37,24 @@ from .weights import Layer
 class Masked(nn.Module):
     """weight ↦ weight × mask. Whoever owns the layer fills ``mask``; True keeps.
 
-    ``extra`` is what the gradient is multiplied by beyond the mask, ``lost`` the share that a survivor loses of its
-    value (less than nothing for those that gain), each None for nothing; the owner fills them, too.
+    ``slope`` is what the gradient is multiplied by, None for the mask, ``left`` the share that a survivor keeps of its
+    value (more than 1 for those that gain), None for all of it; the owner fills them, too (:mod:`gibbsprune.filling`).
     """
 
-    extra: Tensor | None
-    lost: Tensor | None
+    slope: Tensor | None
+    left: Tensor | None
     order: tuple[str, ...] = ()  # of the parameters of the module before any of them was masked
 
     def __init__(
         self, weight: Tensor, gradient: str = "masked", survivors: str = "whole", normed: bool = False
     ) -> None:
         super().__init__()
-        nothing = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        ones = torch.ones(weight.shape, dtype=weight.dtype, device=weight.device)
         self.register_buffer("mask", torch.ones(weight.shape, dtype=torch.int8, device=weight.device))
         self.rescales = keeps_strength(check_one_of("survivors", survivors, SURVIVORS), normed)
-        self.strengthens = self.rescales and normed  # the gradient, too
-        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked" and not self.strengthens
-        self.register_buffer("extra", None if plain else nothing, persistent=False)
-        self.register_buffer("lost", None if survivors == "whole" else nothing.clone(), persistent=False)
+        plain = check_one_of("gradient", gradient, GRADIENTS) == "masked" and not (self.rescales and normed)
+        self.register_buffer("slope", None if plain else ones, persistent=False)
+        self.register_buffer("left", None if survivors == "whole" else ones.clone(), persistent=False)
 
     @property
     def mask(self) -> Tensor:
@@ -77,14 +76,15 @@ class Masked(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         mask = self._whole_numbers()
-        masked = weight * mask
-        if self.extra is not None:
-            masked = masked + (weight - weight.detach()) * self.extra  # of value 0
-        return masked if self.lost is None else masked - weight.detach() * mask * self.lost
+        if self.slope is None and self.left is None:
+            return weight * mask
+        value = weight.detach()
+        change = (weight - value) * (mask if self.slope is None else self.slope)  # 0, but to the gradient
+        return value * mask + change if self.left is None else value * mask * self.left + change
 
     def seeing(self) -> Tensor:
         """Which weights get a gradient: those that the mask keeps, and what has one beyond it."""
-        return self.mask if self.extra is None else self.mask | (self.extra != 0)
+        return self.mask if self.slope is None else self.slope != 0
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Assigning to ``module.weight`` sets the stored weight."""
@@ -116,7 +116,7 @@ class GibbsMasked(Masked):
         super().__init__(weight, gradient, survivors, normed)
         self.structure, self.view = structure, view or tuple(weight.shape)
         self.register_buffer("sparsity", torch.tensor(sparsity, dtype=torch.float64))
-        kind = torch.int8 if self.lost is None else weight.dtype  # of shrunk survivors x_cvg holds what is left
+        kind = torch.int8 if self.left is None else weight.dtype  # of shrunk survivors x_cvg holds what is left
         self.register_buffer("converged", torch.ones(weight.shape, dtype=kind, device=weight.device), persistent=False)
         self.score: Score | None = None  # what the law is of, where that is not the weight
         self.seen = torch.full((4,), -1, dtype=torch.int64)  # on the CPU, too
@@ -143,12 +143,12 @@ class GibbsMasked(Masked):
         """x_cvg, or what shrinking leaves where it keeps."""
         kind = self.structure
         if self.score is not None:
-            return limit(self.score(weight), float(self.sparsity), kind, self.lost is not None, self.view)
+            return limit(self.score(weight), float(self.sparsity), kind, self.left is not None, self.view)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not traced and torch._C._are_functorch_transforms_active():
-            return Converged.apply(weight, self.sparsity, kind, self.lost is not None, self.view)
+            return Converged.apply(weight, self.sparsity, kind, self.left is not None, self.view)
         if not is_ours(kind):  # of the user's own: an operator cannot take it
-            return limit(weight, float(self.sparsity), kind, self.lost is not None, self.view)
+            return limit(weight, float(self.sparsity), kind, self.left is not None, self.view)
         # The operator counts as a write at every call, which a backward pass through two forward passes would refuse.
         bring = refresh_ if traced else refresh
         seen = weight.detach().reshape(self.view)
@@ -167,7 +167,7 @@ class GibbsMasked(Masked):
         weights = [weight if mask is self else whole(layer.stored) for mask, (layer, _) in zip(masks, self.together)]
         sites = [site for _, site in self.together]
         rows = joint_rows([mask.score(w) if mask.score else w for mask, w in zip(masks, weights)], sites)
-        how = Filter(), self.lost is not None, tuple(rows.shape)
+        how = Filter(), self.left is not None, tuple(rows.shape)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if self.score is not None:
             joint = limit(rows, float(self.sparsity), *how)

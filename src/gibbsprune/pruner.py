@@ -246,8 +246,8 @@ class GibbsPruner:
         check_one_of("draw", draw, ("sample", "converged"))
         self._drawing.check_finite(self.steps)
         now, end, early = self._plan.total(self.epoch), self._plan.total(), self._drawing.early()
-        # By survivors, as they were trained, if at all: what goes beyond that takes nothing from them.
-        lost = self._drawing.lost() if self.steps else {}
+        # Of survivors, as they were trained, if at all: what goes beyond that takes nothing from them.
+        left = self._drawing.left(self.beta) if self.steps else {}
         short = self._plan.open(self.epoch) and self._set_sparsities(self._plan.at(math.inf, self._means))
         final = self._drawing.converged() if draw == "converged" else self._drawing.final(self.beta, self.steps)
         if draw == "sample":
@@ -257,9 +257,9 @@ class GibbsPruner:
             warnings.warn(early or unrisen(now, end, self.epoch), stacklevel=3)  # no_grad's wrapper is one
         elif (draw == "sample" or self.steps >= TRAINED) and (agreement := self.agreement()) < CONVERGED:
             warnings.warn(unconverged(agreement, self.beta, self.hamiltonian.coupling, draw), stacklevel=3)
-        if self._rose and not short and lost and lagging(self.model, ago := self.steps - self._rose):
+        if self._rose and not short and left and lagging(self.model, ago := self.steps - self._rose):
             warnings.warn(stale(ago), stacklevel=3)
-        self._drawing.take_off(final, lost)
+        self._drawing.take_off(final, left)
         for name, mask in final.items():
             hold(self.layers[name].module, mask, self.layers[name].parameter)
         self.finalized = True

@@ -11,7 +11,7 @@ from torch import Tensor
 from .hamiltonians import Binary, log_p_converged
 from .samplers import Source, two_point
 from .site import Site, joint_rows
-from .survivors import lost_share
+from .survivors import left_share
 from .threshold import CHUNK, Segments
 
 LEAST = 1e-30  # of a unit: a threshold of 0 decides everything
@@ -104,13 +104,13 @@ class Stack:
         """x_cvg of all rows."""
         return self.segments.converged(self.means(self.squares(weights)))[:, None].expand(-1, self.size)
 
-    def lost(self, weights: Sequence[Tensor]) -> Tensor:
-        """√(Q/w̄²) of all rows, nothing where nothing is pruned."""
+    def left(self, weights: Sequence[Tensor]) -> Tensor:
+        """1 − √(Q/w̄²) of all rows, 1 where nothing is pruned."""
         means = self.means(self.squares(weights))
-        lost = lost_share(means, self.segments.spread(self.segments.thresholds(means)))
+        left = left_share(means, self.segments.spread(self.segments.thresholds(means)))
         if not self.segments.fixed:
-            lost = lost.masked_fill(self.segments.kept_whole(means.device), 0)
-        return lost[:, None].expand(-1, self.size)
+            left = left.masked_fill(self.segments.kept_whole(means.device), 1)
+        return left[:, None].expand(-1, self.size)
 
     def ties(self, weights: Sequence[Tensor]) -> Tensor:
         """Which rows feel no field."""

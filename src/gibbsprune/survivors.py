@@ -43,13 +43,13 @@ def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | 
     else:
         values = mean_squares(weight, kind)[:, None]
         bound = quantile(values.flatten(), sparsity)
-    left = (1 - lost_share(values, bound)).expand(-1, kind.size(weight.shape))
+    left = left_share(values, bound).expand(-1, kind.size(weight.shape))
     return kind.unrows(left, weight.shape).to(weight.dtype) * mask
 
 
-def lost_share(means: Tensor, threshold: Tensor) -> Tensor:
-    """√(Q/w̄²), at most 1: the share of its value that shrinking by the threshold takes from a neighbourhood."""
-    return (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
+def left_share(means: Tensor, threshold: Tensor) -> Tensor:
+    """1 − √(Q/w̄²), at least 0: the share of its value that shrinking by the threshold leaves of a neighbourhood."""
+    return 1 - (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
 
 
 def strength(weight: Tensor, left: Tensor) -> Tensor:
@@ -69,9 +69,3 @@ def strength(weight: Tensor, left: Tensor) -> Tensor:
     whole = (size * (left > 0)).sum(-1, keepdim=True, dtype=torch.float64)
     now = (size * left).sum(-1, keepdim=True, dtype=torch.float64)
     return torch.where(now > 0, whole / now, 1).to(left.dtype)
-
-
-def strengthened(extra: Tensor, mask: Tensor, factor: Tensor) -> Tensor:
-    """What the gradient is multiplied by beyond the mask, ``extra``, where what is left is multiplied by a factor."""
-    kept = mask.to(extra.dtype)
-    return factor * (kept + extra) - kept

@@ -37,9 +37,10 @@ class MaskedNetwork:
         self.channels_last = takes_channels_last(self.model, self.runs * arrays.channels, arrays.size)
         self.model.to(device)
         self.layers: dict[str, Layer] = {}
-        self.masks: dict[str, Tensor] = {}
-        self.extras: dict[str, Tensor] = {}  # of the gradient beyond the mask, where a run wants one
-        self.lost: dict[str, Tensor] = {}  # by survivors, where a run shrinks them
+        self.masked: dict[str, Masked] = {}
+        self.masks: dict[str, Tensor] = {}  # of these
+        self.slopes: dict[str, Tensor] = {}  # of the gradient, where a run wants another one than the mask
+        self.left: dict[str, Tensor] = {}  # of survivors, where a run shrinks them
         self.levels: dict[str, nn.Parameter] = {}  # of soft thresholds, one per run, where a run learns them
         soft = any(s.how.soft_threshold(s) for s in specs)
         self.importance = [spec.how.importance(spec) for spec in specs]
@@ -54,14 +55,14 @@ class MaskedNetwork:
         self.normed = {name for name, _, site in self.sites if site.normed}
         for name in dict.fromkeys(name for sites in self.names for name in sites):
             layer = self.layers[name] = layer_named(self.model, name)
-            left = survivors, name in self.normed
-            masked = self._soft(name, gradient, *left) if soft else Masked(layer.weight, gradient, *left)
+            kept = survivors, name in self.normed
+            masked = self._soft(name, gradient, *kept) if soft else Masked(layer.weight, gradient, *kept)
             attach(layer.module, masked, layer.parameter)
-            self.masks[name] = masked.mask
-            if masked.extra is not None:
-                self.extras[name] = masked.extra
-            if masked.lost is not None:
-                self.lost[name] = masked.lost
+            self.masked[name], self.masks[name] = masked, masked.mask
+            if masked.slope is not None:
+                self.slopes[name] = masked.slope
+            if masked.left is not None:
+                self.left[name] = masked.left
             masked.scores = nn.ModuleDict()  # a checkpoint holds them as it does batch-norm statistics
             for kind in sorted(set(self.importance) - {"magnitude"}):
                 score = self.scores[kind, name] = Score(kind, layer.module, layer.stored, masked.seeing)
@@ -149,7 +150,7 @@ class MaskedNetwork:
         }
 
     def extract(self, k: int, arrays: Arrays, masks: dict[str, Tensor]) -> nn.Module:
-        """Run k as an ordinary model on the CPU, with the given masks burnt in, and what survivors lose."""
+        """Run k as an ordinary model on the CPU, with the given masks burnt in, and what is left of survivors."""
         model = new_model(self.specs[k], arrays)
         model.load_state_dict(self.run_state(k))
         with torch.no_grad():  # in the module, which may be known by several names
@@ -158,8 +159,8 @@ class MaskedNetwork:
                 if name in self.levels:
                     weight.copy_(softened(weight, self.levels[name][k].cpu()))
                 weight.mul_(mask.cpu())
-                if name in self.lost:
-                    weight.mul_(1 - share(self.lost[name], k, self.runs).cpu())
+                if name in self.left:
+                    weight.mul_(share(self.left[name], k, self.runs).cpu())
         return model.eval()
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..filling import Filling
 from ..lanes import Lanes
 from ..law import Law
 from ..samplers import stream
-from ..site import Site
-from ..survivors import keeps_strength, strength, strengthened
 from ..targets import Targets, site_shares
 from .fuse import share
 from .masked import MaskedNetwork
@@ -47,47 +45,12 @@ class Masks:
         self.targets = {k: targets for k, targets in given.items() if targets.rises or targets.budget}
         drawn = {sites[i].run for _, places in self.rules for i in places}
         gradients = [spec.how.gradient(spec) for spec in specs]
-        self.through = torch.tensor([kind == "straight-through" for kind in gradients], device=device)[:, None]
-        self.shared = self._sharing([k for k, kind in enumerate(gradients) if kind == "proportional"])
         self.pulled = [k for k, kind in enumerate(gradients) if kind == "law" and k in drawn]
         left = [kind if k in drawn else "whole" for k, kind in enumerate(network.survivors)]
         self.shrunk = {k for k, kind in enumerate(left) if kind != "whole"}
-        self.rescaling = self._rescaling(left)
-        self.ones = torch.ones(len(specs), 1, device=device)
-        self.strengthens = bool(self.shrunk) and bool(network.normed)
-        begun = "straight-through" in gradients or self.strengthens  # anew at each step, where nothing else does
-        filled = {name for names, _, where in self.shared if where.all() for name in names}
-        self.plain = [name for name in network.extras if begun and name not in filled]
+        self.filling = Filling(network.masked, network.sites, gradients, left)
         self.fading = [spec.how.fading(spec) if k in drawn else 0.0 for k, spec in enumerate(specs)]
         self.decays: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def _sharing(self, runs: Sequence[int]) -> list[tuple[list[str], Site, Tensor]]:
-        """Layers alike of runs whose gradient is in proportion to what an output has left, a site, which runs."""
-        found: dict[tuple[Any, ...], tuple[Site, list[int]]] = {}
-        for name, k, site in self.network.sites:
-            if k in runs:
-                kind = name, site.cut, site.structure.transposed, site.structure.groups
-                found.setdefault(kind, (site, []))[1].append(k)
-        alike: dict[tuple[Any, ...], tuple[list[str], Site, list[int]]] = {}
-        for (name, *rest), (site, own) in found.items():
-            key = self.network.stored(name).shape, *rest, *own
-            alike.setdefault(key, ([], site, own))[0].append(name)
-        places = torch.arange(self.network.runs, device=self.device)[:, None]
-        return [
-            (names, site, torch.isin(places, torch.tensor(own, device=self.device)))
-            for names, site, own in alike.values()
-        ]
-
-    def _rescaling(self, survivors: Sequence[str]) -> list[tuple[list[str], Tensor, bool]]:
-        """Layers alike that runs multiply by a factor, which runs, and whether norms follow the layers."""
-        alike: dict[tuple[torch.Size, bool], list[str]] = {}
-        for name in self.network.lost:
-            alike.setdefault((self.network.stored(name).shape, name in self.network.normed), []).append(name)
-        found = [
-            (names, torch.tensor([keeps_strength(kind, normed) for kind in survivors], device=self.device), normed)
-            for (_, normed), names in alike.items()
-        ]
-        return [(names, where[:, None], normed) for names, where, normed in found if where.any()]
 
     def set_levels(self, epoch: int) -> list[float]:
         """The runs' levels in an epoch, and whatever else of their rules follows it."""
@@ -152,7 +115,9 @@ class Masks:
             before = [views[i] for i in places]
             torch._foreach_copy_(before, self._lasting(places, drawn, before))
         self.steps += 1
-        self._fill_gradients(weights, self.shrink(weights))
+        self._shrink(weights)
+        self._pull(weights)
+        self.filling.fill(self.network.stored, self.network.left, self.network.slopes)
         for (decay, plain, rates), mask in zip(self.decays, self.network.masks.values()):
             torch.addcmul(plain, rates, (~mask).view_as(plain), out=decay)
 
@@ -174,60 +139,33 @@ class Masks:
         for i in self.warm:
             self.held[i].copy_(views[i])
 
-    def _fill_gradients(self, weights: Sequence[Tensor], factors: Mapping[str, Tensor]) -> None:
-        """What the gradient is multiplied by beyond the mask, of all runs at once."""
-        runs = self.network.runs
-        for name in self.plain:
-            extra = self.network.extras[name].view(runs, -1)
-            torch.logical_and(~self.network.masks[name].view(runs, -1), self.through, out=extra)
-        for names, site, where in self.shared:  # a few kernels for all layers of a shape instead of as many for each
-            extras = [self.network.extras[name].view(runs, -1) for name in names]
-            mask = left = torch.cat([self.network.masks[name] for name in names])
-            if names[0] in self.network.lost:
-                left = mask * (1 - torch.cat([self.network.lost[name] for name in names]))
-            if self.strengthens:
-                by = torch.stack([factors.get(name, self.ones) for name in names])
-                left = (left.view(len(names), runs, -1) / by).view_as(mask)
-            weight = torch.cat([self.network.stored(name) for name in names])
-            masked = (~mask * site.in_use(weight, left, len(names) * runs)).view(len(names), runs, -1)
-            torch._foreach_copy_(extras, list(torch.where(where, masked, torch.stack(extras))))
+    @torch.no_grad()
+    def shrink(self) -> None:
+        """What is left of survivors, by the weights as they are now."""
+        self._shrink(self.network.judged())
+        self.filling.fill(self.network.stored, self.network.left, {}, gradients=False)
+
+    def _shrink(self, weights: Sequence[Tensor]) -> None:
+        """What shrinking leaves of survivors."""
+        for rule, places in self.rules if self.shrunk else ():
+            if isinstance(rule, Law):
+                self._into(self.network.left, self.shrunk, places, rule.left([weights[i] for i in places]))
+
+    def _pull(self, weights: Sequence[Tensor]) -> None:
+        """What the gradient has through the probability of keeping."""
         for rule, places in self.rules if self.pulled else ():
             if isinstance(rule, Law):
                 pulls = rule.pull([weights[i] for i in places], self.betas)
-                for i, pull in zip(places, pulls):
-                    name, k, _ = self.network.sites[i]
-                    if k in self.pulled:
-                        share(self.network.extras[name], k, runs).copy_(pull)
-        for alike, where, normed in self.rescaling:
-            if normed:
-                extras = [self.network.extras[name].view(runs, -1) for name in alike]
-                extra, mask = (
-                    torch.stack(extras),
-                    torch.stack([self.network.masks[name].view(runs, -1) for name in alike]),
-                )
-                factor = torch.stack([factors[name] for name in alike])
-                torch._foreach_copy_(extras, list(torch.where(where, strengthened(extra, mask, factor), extra)))
+                self._into(self.network.slopes, self.pulled, places, pulls)
 
-    @torch.no_grad()
-    def shrink(self, weights: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
-        """What survivors lose, from the weights as they are now; by what layers are multiplied that norms follow."""
-        factors: dict[str, Tensor] = {}
-        weights, runs = weights or self.network.judged(), self.network.runs
-        for rule, places in self.rules if self.shrunk else ():
-            mine = [n for n, i in enumerate(places) if self.network.sites[i][1] in self.shrunk]
-            if mine and isinstance(rule, Law):
-                lost = rule.lost([weights[i] for i in places])
-                names = [self.network.sites[places[n]][:2] for n in mine]
-                views = [share(self.network.lost[name], k, runs) for name, k in names]
-                torch._foreach_copy_(views, [lost[n] for n in mine])
-        for alike, where, normed in self.rescaling:  # several layers in a few kernels, as above
-            buffers = [self.network.lost[name].view(runs, -1) for name in alike]
-            gone = torch.stack(buffers)
-            stored = torch.stack([self.network.stored(name).view(runs, -1) for name in alike])
-            factor = torch.where(where, strength(stored, 1 - gone), 1)
-            torch._foreach_copy_(buffers, list(torch.where(where, 1 - (1 - gone) * factor, gone)))
-            factors |= zip(alike, factor) if normed else ()
-        return factors
+    def _into(
+        self, buffers: Mapping[str, Tensor], runs: Container[int], places: Sequence[int], values: Sequence[Tensor]
+    ) -> None:
+        """Puts a value for every weight of the sites in some places into their runs' parts of buffers."""
+        found = [(*self.network.sites[i][:2], value) for i, value in zip(places, values)]
+        mine = [(share(buffers[name], k, self.network.runs), value) for name, k, value in found if k in runs]
+        if mine:
+            torch._foreach_copy_([view for view, _ in mine], [value for _, value in mine])
 
     @torch.no_grad()
     def limits(self) -> list[Tensor]:
