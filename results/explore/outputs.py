@@ -48,8 +48,11 @@ def told(folder: Path) -> Iterable[dict[str, Any]]:
         result = json.loads(file.read_text())
         spec = result["spec"]
         yield {
-            **{name: spec[name] for name in ("method", "structure", "hamiltonian", "sparsity", "seed", "settings")},
-            **{name: spec["recipe"][name] for name in ("law", "epochs")},
+            **{
+                name: spec[name]
+                for name in ("data", "method", "structure", "hamiltonian", "sparsity", "seed", "settings")
+            },
+            **{name: spec["recipe"][name] for name in ("law", "epochs", "beta_start", "beta_end")},
             **{name: result[name] for name in ("accuracy", "accuracy_recalibrated")},
             "kept": {layer["name"]: layer["kept"] for layer in result["layers"]},
         }
