@@ -76,7 +76,7 @@ data        1,442 training and 355 test images
 parameters  576
 pruned      518 of 576 weights in 1 layers (89.93 %)
             covers 576 of 576 parameters (100.0 %)
-            layers share it (global), by what they learn or their shape: below all have the same
+            layers share it (balanced), by what they learn or their shape: below all have the same
 
 | layer          | kind   | weights | neighbourhoods |  target | weights kept |
 | -------------- | ------ | ------: | -------------: | ------: | -----------: |

@@ -210,3 +210,55 @@ def test_masks_freeze_at_the_sparsity_asked_for(
 def kept(pruner: gp.GibbsPruner) -> float:
     masks = torch.cat([masked.mask.flatten() for masked in pruner.masks.values()])
     return float(masks.float().mean())
+
+
+class Weighed(nn.Module):
+    """A convolution whose channels are weighed, beside what goes past it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.squeeze, self.excite = nn.Linear(width, width // 2), nn.Linear(width // 2, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.convolution(x))
+        weights = self.excite(F.relu(self.squeeze(y.mean((2, 3))))).sigmoid()
+        return F.relu(x + y * weights[:, :, None, None])
+
+
+def weighed() -> nn.Module:
+    return headed(normed(1, 32), Weighed(32), nn.MaxPool2d(2), Weighed(32), Weighed(32))
+
+
+def dense_head() -> nn.Module:
+    body = (normed(1, 16), normed(16, 32), nn.MaxPool2d(2), normed(32, 32), nn.Flatten())
+    return nn.Sequential(*body, nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+@pytest.mark.filterwarnings("ignore:the sparsity rose (22|23) steps ago")
+@pytest.mark.parametrize(("network", "sparsity"), [(weighed, 0.95), (dense_head, 0.98)])
+def test_networks_whose_layers_are_unlike_learn_all_the_same(
+    network: Callable[[], nn.Module], sparsity: float, digits: tuple[Tensor, Tensor]
+) -> None:
+    """Dense layers beside convolutions, of larger initial values and without a norm: with one threshold for the network
+    alone, or survivors that lose their strength, they take what the convolutions need (results/explore/networks.py)."""
+    torch.manual_seed(0)
+    epochs, (x, labels) = 11, digits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lazy layers
+        model = network()
+        model(x[:2])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    pruner = gp.GibbsPruner(model, sparsity, epochs=epochs)
+    for epoch in range(epochs):
+        pruner.set_epoch(epoch)
+        for some in torch.randperm(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[some]), labels[some]).backward()
+            optimizer.step()
+            pruner.step()
+        rate.step()
+    pruned = pruner.finalize().eval()
+    assert pruner.summary().achieved == pytest.approx(sparsity, abs=1e-3)
+    assert float((pruned(x).argmax(1) == labels).float().mean()) > 0.9

@@ -26,7 +26,7 @@ def test_a_dry_run_before_training():
 
 def test_where_layers_share_a_sparsity_it_says_so_and_what_each_bears_now():
     model = small_net()
-    pruner = gp.GibbsPruner(model, sparsity=0.5, epochs=4)
+    pruner = gp.GibbsPruner(model, sparsity=gp.Budget(0.5), epochs=4)
     shares = [layer.achieved for layer in pruner.summary().layers]
     assert pruner.summary().achieved == pytest.approx(0.5, abs=1e-3)
     assert [layer.target for layer in pruner.summary().layers] == shares

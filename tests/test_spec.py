@@ -186,18 +186,28 @@ def test_names_tell_other_changes_apart():
 
 @pytest.mark.parametrize("epochs", [1, 2, 7, 200])
 def test_the_recipe_best_is_the_pruners_law_rising(epochs):
-    spec = RunSpec(sparsity=0.95, recipe=scale_recipe(RECIPES["best"], epochs))
-    assert spec.how.target(spec) == rising.plan("rising", 0.95, Weight(), {"": Weight()}, epochs)
-    assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("proportional", "shrunk")
-    patterned = spec.replace(structure="2:4", sparsity=None)
-    assert (patterned.how.gradient(patterned), patterned.how.survivors(patterned)) == ("proportional", "shrunk")
-    filters = spec.replace(structure="filter")
-    assert filters.how.target(filters) == rising.plan("rising", 0.95, Filter(), {"": Filter()}, epochs)
-    assert (filters.how.gradient(filters), filters.how.survivors(filters)) == ("proportional", "whole")
-    own = spec.replace(model="package:network")  # which may have no batch norm
-    assert own.how.survivors(own) == "auto"
-    assert spec.how.cold(spec)
-    assert spec.how.fading(spec) == 0
+    best = scale_recipe(RECIPES["best"], epochs)
+    for recipe, model in (
+        (best, "package:network"),
+        (RECIPES["digits"].replace(law="rising", epochs=epochs), "resnet8"),
+    ):
+        for kind in (Weight(), Filter()):
+            spec = RunSpec(model=model, structure=kind.name, sparsity=0.95, recipe=recipe)
+            assert spec.how.target(spec) == rising.plan("rising", 0.95, kind, {"": kind}, epochs)
+            assert (spec.how.gradient(spec), spec.how.survivors(spec)) == ("proportional", "auto")
+            assert spec.how.cold(spec)
+            assert spec.how.fading(spec) == 0
+
+
+def test_in_our_resnets_the_recipe_best_is_as_its_results_on_cifar10_have_it():
+    told = {}
+    for structure in ("weight", "kernel", "filter", "2:4"):
+        spec = RunSpec("cifar10", "resnet20", structure=structure, recipe=RECIPES["best"])
+        told[structure] = spec.setting("allocation"), spec.how.survivors(spec)
+    assert told == {
+        "weight": ("global", "shrunk"), "kernel": ("balanced", "shrunk"), "filter": ("balanced", "whole"),
+        "2:4": ("uniform", "shrunk"),
+    }  # fmt: skip
 
 
 def test_a_recipes_law_gives_way_to_settings_and_to_patterns():

@@ -10,9 +10,10 @@ neurons, layer norms only. AdamW, 1 200 steps of 32 contexts, called 50 epochs; 
 Linears of the blocks are pruned, 331 776 weights, the embeddings and the last layer are not:
 
 - dense: not pruned;
-- rising: ``law="rising"``;
-- balanced: the same, with three quarters of its share by shape assured to every layer (on held-out pieces only);
-- through: the same with straight-through gradients, which were its own at first;
+- rising: ``law="rising"``, its layers sharing one threshold alone, as they did by default;
+- balanced: the same as it is by default, three quarters of its share by shape assured to every layer (on held-out
+  pieces only);
+- through: rising with straight-through gradients, which were its own at first;
 - gradual: the smallest of the network leave, a cubic ramp over 80 % of training (Zhu & Gupta 2017, one threshold);
 - annealed: the pruner as it is without any options, which is Gibbs pruning at a constant sparsity;
 - feedback: gradual with straight-through gradients (Lin et al. 2020);
@@ -127,15 +128,12 @@ def pruners() -> dict[str, Callable[[float], dict[str, Any]]]:
     def ramp(sparsity: float) -> dict[str, Any]:
         return {"sparsity": gp.Budget(gp.CubicSchedule(0.0, sparsity, round(0.8 * EPOCHS)))}
 
-    def shared(sparsity: float) -> gp.Budget:
-        return gp.Budget(gp.CubicSchedule(0.0, sparsity, round(0.9 * EPOCHS)), allocation="balanced")
-
     cold, through = {"schedule": gp.ConstantSchedule(math.inf)}, {"gradient": "straight-through"}
     drawn = {"law": "annealed"}
     return {
-        "rising": lambda sparsity: {"sparsity": sparsity, "law": "rising"},
-        "balanced": lambda sparsity: {"sparsity": shared(sparsity), "law": "rising"},
-        "through": lambda sparsity: {"sparsity": sparsity, "law": "rising", **through},
+        "rising": lambda sparsity: {"sparsity": gp.Budget(sparsity), "law": "rising"},
+        "balanced": lambda sparsity: {"sparsity": sparsity, "law": "rising"},
+        "through": lambda sparsity: {"sparsity": gp.Budget(sparsity), "law": "rising", **through},
         "gradual": lambda sparsity: {**ramp(sparsity), **cold},
         "annealed": lambda sparsity: {"sparsity": sparsity, **drawn},
         "feedback": lambda sparsity: {**ramp(sparsity), **cold, **through},

@@ -2,10 +2,10 @@
 
 It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the search on held-out images found best:
 
-- one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training;
-  where not single weights are decided on, every layer is assured of three quarters of what its shape would give it;
-- what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and in a
-  network without batch norms each layer is rescaled to be as strong as before; filters before batch norms stay whole;
+- one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training,
+  but that every layer is assured of three quarters of what its shape would give it, whatever the size of its weights;
+- what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and each
+  layer is rescaled to be as strong as before; filters in a network with batch norms stay whole;
 - the gradient of the pruned network is applied to every weight, to masked ones in proportion to what their output has
   left: a batch norm would tear at an output of which nothing is left.
 """
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .budgets import Budget
 from .checks import bad, check_one_of, check_sparsity, check_whole
 from .schedules import LAWS, RAMPED, ConstantSchedule, CubicSchedule, Schedule
-from .structures import Filter, Joint, Structure, Weight
+from .structures import Filter, Joint, Structure
 from .targets import Sparsity, by_layer
 
 COLD = ConstantSchedule(math.inf)
@@ -71,26 +71,20 @@ def plan(
 
 
 def allocation(*structures: Structure) -> str:
-    """How layers of these share the sparsity: what is larger than a weight has a scale that depends on its layer's
-    size, and where there are units of several weights or patterns, nothing is shared."""
-    if any(own.limited or isinstance(own, Joint) for own in structures):
-        return "uniform"
-    return "global" if all(isinstance(own, Weight) for own in structures) else "balanced"
+    """How layers of these share the sparsity; units of several weights and patterns share nothing."""
+    return "uniform" if any(own.limited or isinstance(own, Joint) for own in structures) else "balanced"
 
 
 def survivors(model: nn.Module, structure: Structure) -> str:
-    """What the law leaves of them: a batch norm makes up for a layer that is shrunk, else the layer has to.
+    """What the law leaves of them. Of a filter that is shrunk as a whole a batch norm would give everything back.
 
-    >>> survivors(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), Weight()), survivors(nn.Linear(2, 2), Weight())
-    ('shrunk', 'rescaled')
+    >>> from gibbsprune.structures import Weight
+    >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    >>> survivors(network, Weight()), survivors(network, Filter()), survivors(nn.Linear(2, 2), Filter())
+    ('rescaled', 'whole', 'rescaled')
     """
     normed = any(isinstance(module, _BatchNorm) for module in model.modules())
-    return normed_survivors(structure) if normed else "rescaled"
-
-
-def normed_survivors(structure: Structure) -> str:
-    """The same before batch norms: of a filter that is shrunk as a whole they would give everything back."""
-    return "whole" if isinstance(structure, Filter) else "shrunk"
+    return "whole" if normed and isinstance(structure, Filter) else "rescaled"
 
 
 def chosen_law(law: str | None, gradient: str | None, **warm: Any) -> str:

@@ -24,7 +24,7 @@ from ...law import Law
 from ...samplers import SWEEPS
 from ...schedules import RAMPED, ConstantSchedule, CubicSchedule, LinearSchedule, LogSchedule, Schedule, annealed
 from ...site import GRADIENTS, Site, check_gradient
-from ...structures import JOINT, KINDS, Joint, as_structure
+from ...structures import JOINT, KINDS, Filter, Joint, Weight, as_structure
 from ...survivors import SURVIVORS
 from .method import Method, Setting
 
@@ -56,9 +56,18 @@ def _by_law(name: str, annealed: str | float) -> Callable[[RunSpec], Any]:
     return default
 
 
+def _as_measured(spec: RunSpec) -> bool:
+    """Whether a run is of the recipe ``best`` and our ResNets, whose weights share by one threshold alone, and which
+    leaves the two layers weaker that no norm follows, as in its results on CIFAR-10."""
+    return spec.recipe.name == "best" and ":" not in spec.model
+
+
 def _allocation(spec: RunSpec) -> str:
     """As the law has it."""
-    return rising.allocation(as_structure(spec.structure)) if spec.recipe.law == "rising" else "uniform"
+    if spec.recipe.law != "rising":
+        return "uniform"
+    kind = as_structure(spec.structure)
+    return "global" if isinstance(kind, Weight) and _as_measured(spec) else rising.allocation(kind)
 
 
 def _units(spec: RunSpec) -> str:
@@ -67,10 +76,11 @@ def _units(spec: RunSpec) -> str:
 
 
 def _survivors(spec: RunSpec) -> str:
-    """With the law ``rising`` what suits the network: ours have batch norms, others are looked at when made."""
+    """With the law ``rising`` what suits the network, which is looked at when it is made."""
     if spec.recipe.law != "rising":
         return "whole"
-    return "auto" if ":" in spec.model else rising.normed_survivors(as_structure(spec.structure))
+    measured = "whole" if isinstance(as_structure(spec.structure), Filter) else "shrunk"
+    return measured if _as_measured(spec) else "auto"
 
 
 class Gibbs(Method):
