@@ -3,9 +3,10 @@
     gibbsprune sweep run results/explore/deep.py --results results/explore/deep --work runs/explore --at-most 20
 
 On the test set some of its first blocks keep one weight per layer, and accuracy goes with them. Against that: three
-quarters of its share by shape assured to every layer (`balanced`), or shares by shape alone (ERK); batch norms without
-decay, which shrinks the scale of a block that is hardly needed and with it the gradient of its weights. At 90 % nothing
-dies, and the network learns its training images by heart: does more decay help, and how does feedback fare?
+quarters of its share by shape assured to every layer (`balanced`; the two projections keep their strength, too: that is
+the law as other networks have it by default), or shares by shape alone (ERK); batch norms without decay, which shrinks
+the scale of a block that is hardly needed and with it the gradient of its weights. At 90 % nothing dies, and the
+network learns its training images by heart: does more decay help, and how does feedback fare?
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from gibbsprune.training.spec import scale_recipe
 
 EPOCHS, SEEDS = 60, (0, 1)
 SHORT = scale_recipe(RECIPES["best"], EPOCHS)
+BALANCED: dict[str, Any] = {"allocation": "balanced", "survivors": "rescaled"}
 
 
 def run(
@@ -31,9 +33,10 @@ def runs() -> Iterable[RunSpec]:
     for seed in SEEDS:
         for sparsity in (0.98, 0.95):
             yield run(sparsity, seed)
-            yield from (run(sparsity, seed, allocation=shared) for shared in ("balanced", "erk"))
+            yield run(sparsity, seed, **BALANCED)
+            yield run(sparsity, seed, allocation="erk")
         yield run(0.9, seed)
-        yield run(0.9, seed, allocation="balanced")
+        yield run(0.9, seed, **BALANCED)
         yield from (run(sparsity, seed, "feedback", allocation="global") for sparsity in (0.95, 0.9))
     for seed in SEEDS:
         yield from (run(sparsity, seed, recipe={"decay_on": "convolutions"}) for sparsity in (0.98, 0.95, 0.9))

@@ -7,7 +7,8 @@ let a network collapse, and nothing has to fade (outputs.json). Is it as good wh
 decay of 5e-4 with which those collapsed at 98 % (decay.txt)? LAMP, which compares a weight with those of its own layer
 alone, is beside it at 98 %; kernels and filters beside gradual pruning with one threshold and the law with a
 temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share by shape? And
-should the two layers that no batch norm follows be given back what shrinking takes from them?
+should the two layers that no batch norm follows be given back what shrinking takes from them? Both together are the law
+as it is by default in other networks than ours, and what the recipe would be.
 """
 
 from collections.abc import Iterable
@@ -48,5 +49,6 @@ def runs() -> Iterable[RunSpec]:
         for way in (one, one | {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
             yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)
     for sparsity in (0.98, 0.95, 0.9):
-        for way in ({"survivors": "rescaled"}, {"allocation": "balanced"}, {"allocation": "erk"}):
+        strong = {"survivors": "rescaled"}
+        for way in (strong | {"allocation": "balanced"}, strong, {"allocation": "balanced"}, {"allocation": "erk"}):
             yield from (run(sparsity, seed, **way) for seed in SEEDS)
