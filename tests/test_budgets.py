@@ -104,7 +104,7 @@ def test_erk_has_the_ratios_of_its_formula_and_the_density_asked_for() -> None:
 def test_balanced_layers_keep_most_of_their_share_by_shape_and_the_largest_beyond(target: float, seed: int) -> None:
     layers, values = single(), [v * 100.0**k for k, v in enumerate(squares(weights(seed)))]  # of unlike scales
     keeps = Budget(target, allocation="balanced").keeps(layers, values)
-    assured = [max(1, int(0.75 * share * layer.count)) for share, layer in zip(erdos_renyi(layers, target), layers)]
+    assured = [max(1, int(0.75 * (1 - target) * layer.count)) for layer in layers]
     assert all(keep >= least for keep, least in zip(keeps, assured))
     freely = [i for i, (keep, least) in enumerate(zip(keeps, assured)) if keep > least]
     kept = [values[i].sort(descending=True).values for i in freely]

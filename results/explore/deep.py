@@ -3,7 +3,7 @@
     gibbsprune sweep run results/explore/deep.py --results results/explore/deep --work runs/explore --at-most 20
 
 On the test set some of its first blocks keep one weight per layer, and accuracy goes with them. Against that: three
-quarters of its share by shape assured to every layer (`balanced`; the two projections keep their strength, too: that is
+quarters of an equal share assured to every layer (`balanced`; the two projections keep their strength, too: that is
 the law as other networks have it by default), or shares by shape alone (ERK); batch norms without decay, which shrinks
 the scale of a block that is hardly needed and with it the gradient of its weights. At 90 % nothing dies, and the
 network learns its training images by heart: does more decay help, and how does feedback fare?

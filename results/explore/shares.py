@@ -6,7 +6,7 @@ On digits the gradient in proportion to what an output has left keeps weights al
 let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well, and does it bear the
 decay of 5e-4 with which those collapsed at 98 % (decay.txt)? LAMP, which compares a weight with those of its own layer
 alone, is beside it at 98 %; kernels and filters beside gradual pruning with one threshold and the law with a
-temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share by shape? And
+temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share? And
 should the two layers that no batch norm follows be given back what shrinking takes from them? Both together are the law
 as it is by default in other networks than ours, and what the recipe would be.
 """

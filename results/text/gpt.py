@@ -11,8 +11,8 @@ Linears of the blocks are pruned, 331 776 weights, the embeddings and the last l
 
 - dense: not pruned;
 - rising: ``law="rising"``, its layers sharing one threshold alone, as they did by default;
-- balanced: the same as it is by default, three quarters of its share by shape assured to every layer (on held-out
-  pieces only);
+- balanced: the same as it is by default, three quarters of an equal share assured to every layer (on held-out pieces
+  only);
 - through: rising with straight-through gradients, which were its own at first;
 - gradual: the smallest of the network leave, a cubic ramp over 80 % of training (Zhu & Gupta 2017, one threshold);
 - annealed: the pruner as it is without any options, which is Gibbs pruning at a constant sparsity;

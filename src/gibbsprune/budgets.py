@@ -6,7 +6,7 @@ is spent. With M neighbourhoods of n weights in a layer, w̄² their mean square
 =========  =====================================================================================================
 uniform    every layer keeps the same share, as the paper does
 global     priority n·w̄²/c: one threshold for the network, the most energy for the cost
-balanced   the same, but that every layer keeps three quarters of what ``erk`` would give it, whatever its scale
+balanced   the same, but that every layer keeps three quarters of what ``uniform`` would leave it, whatever its scale
 lamp       priority of the j-th smallest of a layer, w̄²_j / Σ_{i ≥ j} w̄²_i (Lee et al. 2021)
 erk        shares proportional to (Σ dimensions) / (Π dimensions) of the weight (Evci et al. 2020), at most 1
 =========  =====================================================================================================
@@ -40,7 +40,7 @@ from .threshold import kept_count
 ALLOCATIONS = ("uniform", "global", "balanced", "lamp", "erk")
 MEASURES = ("weights", "macs", "latency")
 TIMED = ("global", "lamp")  # what finds shares by adding up costs
-ASSURED = 0.75  # what a layer has of its share by "erk" in any case, where the allocation is "balanced"
+ASSURED = 0.75  # what a layer has of an equal share in any case, where the allocation is "balanced"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Budget:
                 for layer, share, low in zip(layers, shares or [0.0] * len(layers), least)
             ]
         if self.allocation == "balanced":
-            sure = (ASSURED * share * layer.count for share, layer in zip(erdos_renyi(layers, removed), layers))
+            sure = (ASSURED * (1 - removed) * layer.count for layer in layers)
             least = [max(low, step * math.floor(own / step)) for low, own in zip(least, sure)]
         if self.allocation != "lamp" and self.round_to == 1 and all(layer.table is None for layer in layers):
             return one_threshold(layers, means, least, removed)

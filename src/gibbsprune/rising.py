@@ -3,7 +3,7 @@
 It is the zero-temperature edge of the Gibbs law (docs/theory.md) with what the search on held-out images found best:
 
 - one threshold for the network, s(t) = p·(1 − (1 − t/0.9)³) of whose weights lie under it after a share t of training,
-  but that every layer is assured of three quarters of what its shape would give it, whatever the size of its weights;
+  but that every layer is assured of three quarters of an equal share, whatever the size of its weights;
 - what a weight adds to the network is shrunk by the threshold of its layer, so that it comes and goes at zero, and each
   layer is rescaled to be as strong as before; filters in a network with batch norms stay whole;
 - the gradient of the pruned network is applied to every weight, to masked ones in proportion to what their output has
