@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from .masking import Masked
 from .site import Site
 from .survivors import keeps_strength, strength
 
+BUFFERS = attrgetter("left"), attrgetter("slope")
 #: Gradients that do not ask how outputs lie in a weight.
 BY_RUN = ("straight-through", "law")
 #: Which runs something is for, as (runs, 1); None for all.
@@ -111,7 +113,7 @@ class Filling:
         """
         for group in self.alike.values():
             layers = [self.layers[name] for name in group.names]
-            lefts, slopes = ([own for own in map(kind, layers) if own is not None] for kind in (_left, _slope))
+            lefts, slopes = ([own for own in map(kind, layers) if own is not None] for kind in BUFFERS)
             weight = rest = scaled = factor = None
             if group.rescaled or group.shared:
                 weight = self._stacked([weights(name) for name in group.names])
@@ -146,14 +148,6 @@ class Filling:
 
     def _write(self, buffers: Sequence[Tensor], values: Tensor) -> None:
         torch._foreach_copy_([buffer.view(self.runs, -1) for buffer in buffers], list(values))
-
-
-def _left(layer: Masked) -> Tensor | None:
-    return layer.left
-
-
-def _slope(layer: Masked) -> Tensor | None:
-    return layer.slope
 
 
 def _chosen(where: Where, of_these: Tensor, else_: Tensor) -> Tensor:
