@@ -76,7 +76,7 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
     rest = [p for p in model.parameters() if p.dim() != 4]
     groups = [{"params": decayed, "weight_decay": RECIPE.weight_decay}, {"params": rest}]
     optimizer = torch.optim.SGD(groups, lr=RECIPE.lr, momentum=RECIPE.momentum, nesterov=RECIPE.nesterov)
-    steps, per_epoch = 0, fleet.steps_per_epoch
+    steps, per_epoch, chance = 0, fleet.steps_per_epoch, False
     while steps < STEPS:
         epoch = steps // per_epoch
         for each in (engine, source):
@@ -87,7 +87,9 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
             group["lr"] = spec.learning_rate(epoch)
         for _ in range(per_epoch):
             x, y = source.batches.next()
+            limits = engine.masks.limits()
             engine.advance()
+            chance |= engine.masks.agreement(engine.network.mask_views(), limits)[0] < 1
             for name, mask in fleet.masks(0).items():
                 assert torch.equal(pruner.masks[name].mask, mask), (steps, name)
             optimizer.zero_grad()
@@ -101,9 +103,8 @@ def test_a_plain_loop_and_a_fleet_give_the_same_bits(structure, settings, digits
             pruner.step()
             steps += 1
     fleet.epoch = 1 + epoch
-    agreement = fleet.finish()[0]["agreement"]
-    decided = structure in ("filter", "column", "4x4", "neuron") or "importance" in settings or settings is RISES
-    assert agreement < 1 or decided, "nothing was left to chance"
+    fleet.finish()
+    assert chance or settings is RISES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the masks have not converged
         pruned = pruner.finalize(draw=final)
