@@ -79,8 +79,10 @@ class Masked(nn.Module):
         if self.slope is None and self.left is None:
             return weight * mask
         value = weight.detach()
-        change = (weight - value) * (mask if self.slope is None else self.slope)  # 0, but to the gradient
-        return value * mask + change if self.left is None else value * mask * self.left + change
+        kept = value * mask if self.left is None else value * mask * self.left
+        if self.slope is None:
+            return kept + (weight - value) * mask  # of which the second part is 0, but to the gradient
+        return torch.addcmul(kept, weight - value, self.slope)
 
     def seeing(self) -> Tensor:
         """Which weights get a gradient: those that the mask keeps, and what has one beyond it."""

@@ -107,10 +107,8 @@ class Stack:
     def left(self, weights: Sequence[Tensor]) -> Tensor:
         """1 − √(Q/w̄²) of all rows, 1 where nothing is pruned."""
         means = self.means(self.squares(weights))
-        left = left_share(means, self.segments.spread(self.segments.thresholds(means)))
-        if not self.segments.fixed:
-            left = left.masked_fill(self.segments.kept_whole(means.device), 1)
-        return left[:, None].expand(-1, self.size)
+        threshold = self.segments.some(self.segments.thresholds(means))
+        return left_share(means, self.segments.spread(threshold))[:, None].expand(-1, self.size)
 
     def ties(self, weights: Sequence[Tensor]) -> Tensor:
         """Which rows feel no field."""

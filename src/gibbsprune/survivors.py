@@ -15,6 +15,7 @@ from .structures import Structure, as_structure, given_sparsity
 from .threshold import check_weight, converged_mask, mean_squares, quantile, squared_rows
 
 SURVIVORS = ("whole", "shrunk", "rescaled")
+PIECE, LONG = 1 << 10, 1 << 17  # of what float64 would take three times as long to add up
 
 
 def keeps_strength(survivors: str, normed: bool) -> bool:
@@ -49,7 +50,8 @@ def shrunk_mask(weight: Tensor, sparsity: float | None = None, structure: str | 
 
 def left_share(means: Tensor, threshold: Tensor) -> Tensor:
     """1 − √(Q/w̄²), at least 0: the share of its value that shrinking by the threshold leaves of a neighbourhood."""
-    return 1 - (threshold / means.clamp_min(torch.finfo(means.dtype).tiny)).clamp(max=1).sqrt()
+    lost = threshold / means.clamp_min(torch.finfo(means.dtype).tiny)
+    return lost.clamp_(max=1).sqrt_().neg_().add_(1)  # in place: of a large layer it is felt
 
 
 def strength(weight: Tensor, left: Tensor) -> Tensor:
@@ -65,7 +67,15 @@ def strength(weight: Tensor, left: Tensor) -> Tensor:
         weight: rows of weights.
         left: what shrinking has left of each of them, from 0 to 1.
     """
-    size = weight.abs()
-    whole = (size * (left > 0)).sum(-1, keepdim=True, dtype=torch.float64)
-    now = (size * left).sum(-1, keepdim=True, dtype=torch.float64)
+    whole, now = _size(weight * (left > 0)), _size(weight * left)
     return torch.where(now > 0, whole / now, 1).to(left.dtype)
+
+
+def _size(values: Tensor) -> Tensor:
+    """Σ|v| of each row, the same in whatever company; of long ones in pieces that float32 adds up well."""
+    length = values.shape[-1]
+    if length <= LONG:
+        return values.abs().sum(-1, keepdim=True, dtype=torch.float64)
+    whole = length - length % PIECE
+    pieces = values[..., :whole].unflatten(-1, (-1, PIECE))
+    return _size(torch.linalg.vector_norm(pieces, 1, dim=-1)) + _size(values[..., whole:])

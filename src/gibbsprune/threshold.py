@@ -189,6 +189,8 @@ class Segments:
 
     def spread(self, values: Tensor) -> Tensor:
         """One value per segment, given to each of its elements."""
+        if len(self.lengths) == 1:
+            return values.expand(self.lengths[0])
         if values.device.type == "cpu":
             return torch.from_numpy(np.repeat(values.numpy(), self.lengths))  # several times as fast as an index
         return values[self.segment(values.device)]
@@ -235,7 +237,14 @@ class Segments:
 
     def kept_whole(self, device: torch.device) -> Tensor:
         """The elements of segments of which nothing is removed."""
-        return self.spread(self.constant("whole", device, lambda: torch.tensor(self.whole), varying=True))
+        return self.spread(self._whole(device))
+
+    def _whole(self, device: torch.device) -> Tensor:
+        return self.constant("whole", device, lambda: torch.tensor(self.whole), varying=True)
+
+    def some(self, thresholds: Tensor) -> Tensor:
+        """Thresholds of segments, 0 where nothing is removed."""
+        return thresholds if self.fixed else thresholds.masked_fill(self._whole(thresholds.device), 0)
 
     def split(self, values: Tensor) -> list[Tensor]:
         return [values[a:b] for a, b in zip(self.starts, self.starts[1:])]
