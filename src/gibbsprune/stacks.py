@@ -107,7 +107,9 @@ class Stack:
     def left(self, weights: Sequence[Tensor]) -> Tensor:
         """1 − √(Q/w̄²) of all rows, 1 where nothing is pruned."""
         means = self.means(self.squares(weights))
-        threshold = self.segments.some(self.segments.thresholds(means))
+        threshold = self.segments.thresholds(means)
+        if not self.segments.fixed:
+            threshold = threshold.masked_fill(self.segments.kept_whole(means.device, spread=False), 0)
         return left_share(means, self.segments.spread(threshold))[:, None].expand(-1, self.size)
 
     def ties(self, weights: Sequence[Tensor]) -> Tensor:

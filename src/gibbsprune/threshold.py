@@ -235,16 +235,10 @@ class Segments:
 
         return self.constant("kept", device, make, varying=True)
 
-    def kept_whole(self, device: torch.device) -> Tensor:
-        """The elements of segments of which nothing is removed."""
-        return self.spread(self._whole(device))
-
-    def _whole(self, device: torch.device) -> Tensor:
-        return self.constant("whole", device, lambda: torch.tensor(self.whole), varying=True)
-
-    def some(self, thresholds: Tensor) -> Tensor:
-        """Thresholds of segments, 0 where nothing is removed."""
-        return thresholds if self.fixed else thresholds.masked_fill(self._whole(thresholds.device), 0)
+    def kept_whole(self, device: torch.device, spread: bool = True) -> Tensor:
+        """The elements, or else the segments, of which nothing is removed."""
+        whole = self.constant("whole", device, lambda: torch.tensor(self.whole), varying=True)
+        return self.spread(whole) if spread else whole
 
     def split(self, values: Tensor) -> list[Tensor]:
         return [values[a:b] for a, b in zip(self.starts, self.starts[1:])]
