@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gibbsprune.data.augment import crop_flip, crop_flip_between, pad, standardise
+from gibbsprune.data.augment import crop_flip, crop_flip_between, hide, pad, standardise
 
 
 def one_image(image: Tensor, shift: int, dy: int, dx: int, flip: bool) -> Tensor:
@@ -135,3 +135,21 @@ def test_captured_in_a_cuda_graph(parts: int) -> None:
     graph.replay()
     host[1] = index.flip(1)
     torch.testing.assert_close(out.cpu(), step(*host))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    height=st.integers(1, 6),
+    width=st.integers(1, 6),
+    sides=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    seed=st.integers(0, 2**31),
+)
+def test_hide_is_one_pixel_at_a_time(height: int, width: int, sides: list[int], seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(2, len(sides), height, width, 3, generator=g) + 1
+    row, column = (torch.randint(0, length, (2, len(sides)), generator=g) for length in (height, width))
+    out = hide(x, row, column, torch.tensor(sides))
+    for b, k, r, c in itertools.product(range(2), range(len(sides)), range(height), range(width)):
+        first = int(row[b, k]) - sides[k] // 2, int(column[b, k]) - sides[k] // 2
+        hidden = all(start <= at < start + sides[k] for start, at in zip(first, (r, c)))
+        assert torch.equal(out[b, k, r, c], torch.zeros(3) if hidden else x[b, k, r, c])

@@ -385,7 +385,7 @@ def test_recalibrated_accuracy_is_that_of_training_batches(finished, digits):
     for k in (0, 2):
         generator = torch.Generator()
         generator.set_state(before["state"]["engines"][0]["data_streams"][k])
-        batches = Batches(digits, SGD, [generator], torch.device("cpu"))
+        batches = Batches(digits, [SGD], [generator], torch.device("cpu"))
         batches.draw_epoch()
         model = recalibrate(fleet.model(k), [batches.next()[0] for _ in range(batches.steps)])
         by_hand = accuracy(model, fleet, digits)
@@ -565,7 +565,7 @@ def test_a_spec_that_does_not_fit_is_refused(digits, change, sentence):
 @pytest.mark.parametrize("field", SHARED)
 def test_recipe_fields_that_must_be_shared(digits, field):
     value = getattr(SGD, field)
-    other = {"optimizer": "adam", "decay_on": "all", "standardise": "channel"}.get(field)
+    other = {"optimizer": "adam", "standardise": "channel"}.get(field)
     if other is None:
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 1e-4
     with pytest.raises(UserError, match=f"^the runs of a fleet must share the recipe's {field}: .* differ$"):

@@ -44,7 +44,7 @@ def test_the_l1_penalty_is_that_of_a_term_in_the_loss(optimizer):
     start[1][0, 0] = 0.0  # where |w| has no slope
     slopes = [[torch.randn(t.shape, generator=generator) for t in start] for _ in range(12)]
     penalties = [0.2, 0.05]
-    ours = FlatOptimizer([nn.Parameter(t.clone()) for t in start], [True, False, False], 2, recipe)
+    ours = FlatOptimizer([nn.Parameter(t.clone()) for t in start], [True, False, False], [recipe] * 2)
     ours.set_penalties(ours.parameters[1], penalties)
     ours.set_rates([0.01, 0.02])
     for slope in slopes:

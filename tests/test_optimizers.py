@@ -12,7 +12,7 @@ from gibbsprune.training.recipes import RECIPES, Recipe
 
 RUNS, STEPS = 3, 20
 SHAPES = [(6, 4, 3, 3), (6,), (6, 5), (3,)]
-DECAYED = [True, False, True, False]
+CONVOLUTIONS = [True, False, True, False]
 RATES = [1e-3, 1e-2, 3e-2]
 
 
@@ -30,7 +30,7 @@ def fused_parameters() -> list[nn.Parameter]:
 
 
 def flat(chosen: Recipe) -> FlatOptimizer:
-    return FlatOptimizer(fused_parameters(), DECAYED, RUNS, chosen)
+    return FlatOptimizer(fused_parameters(), CONVOLUTIONS, [chosen] * RUNS)
 
 
 def gradients(step: int) -> list[torch.Tensor]:
@@ -48,7 +48,8 @@ def rates(step: int) -> list[float]:
 def theirs(chosen: Recipe, run: int) -> list[nn.Parameter]:
     """One run's parameters after the same steps with torch.optim."""
     parameters = [nn.Parameter(share(p.detach(), run, RUNS).clone()) for p in fused_parameters()]
-    groups = [{"params": [p], "weight_decay": chosen.weight_decay if on else 0.0} for p, on in zip(parameters, DECAYED)]
+    decayed = [chosen.decay_on == "all" or one for one in CONVOLUTIONS]
+    groups = [{"params": [p], "weight_decay": chosen.weight_decay if on else 0.0} for p, on in zip(parameters, decayed)]
     if chosen.optimizer != "sgd":
         kind = torch.optim.Adam if chosen.optimizer == "adam" else torch.optim.AdamW
         betas = (chosen.beta1, chosen.beta2)
@@ -103,7 +104,7 @@ def test_the_recipes_weight_decay_and_rates_matter():
 def test_parameters_are_views_of_one_buffer():
     parameters = fused_parameters()
     before = [p.detach().clone() for p in parameters]
-    optimizer = FlatOptimizer(parameters, DECAYED, RUNS, recipe())
+    optimizer = FlatOptimizer(parameters, CONVOLUTIONS, [recipe()] * RUNS)
     assert all(a is b for a, b in zip(optimizer.parameters, parameters))
     for parameter, value in zip(parameters, before):
         assert torch.equal(parameter, value)
@@ -139,3 +140,16 @@ def test_a_run_with_rate_zero_stands_still():
     for parameter, value in zip(optimizer.parameters, before):
         moved = [not torch.equal(share(parameter, k, RUNS), share(value, k, RUNS)) for k in range(RUNS)]
         assert moved == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_runs_beside_each_other_have_decays_of_their_own(kind):
+    ways = [{"weight_decay": 0.05}, {"weight_decay": 0.0, "decay_on": "all"}, {"weight_decay": 0.4, "decay_on": "all"}]
+    recipes = [recipe(optimizer=kind).replace(**way) for way in ways]
+    fused = FlatOptimizer(fused_parameters(), CONVOLUTIONS, recipes)
+    for step in range(STEPS):
+        fused.set_rates(rates(step))
+        fused.step(gradients(step))
+    for run, own in enumerate(recipes):
+        for parameter, expected in zip(fused.parameters, theirs(own, run)):
+            torch.testing.assert_close(share(parameter.detach(), run, RUNS), expected.detach(), rtol=2e-6, atol=1e-6)

@@ -21,8 +21,8 @@ def test_paper_is_the_protocols() -> None:
         "nesterov": True, "beta1": 0.9, "beta2": 0.999, "eps": 1e-7, "weight_decay": 2e-4,
         "decay_on": "convolutions", "lr_schedule": "steps", "milestones": [80, 120, 160], "gamma": 0.1,
         "warmup_epochs": 0, "warmup_lr": 0.01, "bn_momentum": 0.01, "bn_eps": 1e-3, "standardise": "global",
-        "shift": 3, "flip": True, "anneal": None, "beta_start": None, "beta_end": None, "anneal_epochs": 128,
-        "final": "sample", "law": "annealed",
+        "shift": 3, "flip": True, "cutout": 0, "anneal": None, "beta_start": None, "beta_end": None,
+        "anneal_epochs": 128, "final": "sample", "law": "annealed",
     }  # fmt: skip
 
 

@@ -64,6 +64,24 @@ def crop_flip_between(
     return torch.lerp(rows[..., :-1, :], rows[..., 1:, :], after[..., None, None, None])
 
 
+def hide(x: Tensor, row: Tensor, column: Tensor, side: Tensor) -> Tensor:
+    """Standardised images (*lead, H, W, C) with a square at 0, the mean colour: "cutout" (DeVries & Taylor 2017).
+
+    Args:
+        x: the images.
+        row: (*lead,), of the square's middle, which may be anywhere, so that a part of it lies outside.
+        column: of the same.
+        side: of the squares, in the shape of ``row`` or one that spreads to it; 0 hides nothing.
+    """
+
+    def within(length: int, middle: Tensor) -> Tensor:
+        place = torch.arange(length, device=x.device) - (middle - side // 2)[..., None]
+        return (place >= 0) & (place < side[..., None])
+
+    hidden = within(x.shape[-3], row)[..., :, None] & within(x.shape[-2], column)[..., None, :]
+    return x.masked_fill(hidden[..., None], 0)
+
+
 def standardise(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(x / 255 − mean) / std for images of 0 to 255 (*lead, H, W, C).
 

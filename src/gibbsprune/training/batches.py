@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..checks import bad
 from ..data.arrays import Arrays
-from ..data.augment import crop_flip, crop_flip_between, pad, standardise
+from ..data.augment import crop_flip, crop_flip_between, hide, pad, standardise
 from .ranks import ALONE, Ranks
 from .recipes import Recipe
 
@@ -26,7 +26,7 @@ class Batches:
 
     Args:
         arrays: the data.
-        recipe: batch size, augmentation and standardisation.
+        recipes: of each run: batch size, augmentation and standardisation, which are the same but for the cutout.
         generators: one random stream per run, on the CPU.
         device: where batches are made.
         ranks: the processes that share each batch.
@@ -35,16 +35,21 @@ class Batches:
     def __init__(
         self,
         arrays: Arrays,
-        recipe: Recipe,
+        recipes: Sequence[Recipe],
         generators: Sequence[torch.Generator],
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
+        recipe, sides = recipes[0], [own.cutout for own in recipes]
+        images = f"images are of {'×'.join(map(str, arrays.size))} pixels"
         if recipe.shift >= min(arrays.size):
-            images = "×".join(map(str, arrays.size))
-            raise bad("shift", recipe.shift, f"numbers below {min(arrays.size)}: images are of {images} pixels")
+            raise bad("shift", recipe.shift, f"numbers below {min(arrays.size)}: {images}")
+        if max(sides) > min(arrays.size):
+            raise bad("cutout", max(sides), f"whole numbers up to {min(arrays.size)}: {images}")
         self.generators, self.size = list(generators), arrays.size
-        self.flip, self.edge = recipe.flip, math.ceil(recipe.shift)
+        self.flips, self.edge = 2 if recipe.flip else 1, math.ceil(recipe.shift)
+        self.sides = torch.tensor(sides, device=device) if any(sides) else None
+        self.places = [math.prod(arrays.size) if side else 1 for side in sides]  # at which a square is hidden
         self.parts = 1 if recipe.shift == self.edge else PARTS
         self.reach = min(round(self.parts * recipe.shift), self.parts * self.edge - (self.parts > 1))
         self.count = len(arrays.x_train)
@@ -63,10 +68,11 @@ class Batches:
         self.share = len(rows) / self.batch  # of this process in the global batch
 
     def draw_epoch(self) -> None:
-        """A new order, shift and flip for every image of every run; what does not fill a batch is left out."""
+        """A new order, shift, flip and hidden square for every image of every run; what fills no batch is left out."""
         used, ways = self.order.shape[1], 2 * self.reach + 1
         order = [torch.randperm(self.count, generator=g)[:used] for g in self.generators]
-        code = [torch.randint(0, ways * ways * (2 if self.flip else 1), (used,), generator=g) for g in self.generators]
+        codes = [ways * ways * self.flips * places for places in self.places]
+        code = [torch.randint(0, n, (used,), generator=g) for n, g in zip(codes, self.generators)]
         self.order.copy_(torch.stack(order))
         self.code.copy_(torch.stack(code))
         self.cursor.zero_()
@@ -76,13 +82,16 @@ class Batches:
         at = self.cursor + self.within
         index, code = self.order.index_select(1, at).T, self.code.index_select(1, at).T  # (B, K)
         x = standardise(self._windows(index, code), self.mean, self.std, dtype)
+        if self.sides is not None:
+            place = code // ((2 * self.reach + 1) ** 2 * self.flips)
+            x = hide(x, place // self.size[1], place % self.size[1], self.sides)
         self.cursor.add_(self.batch).remainder_(self.order.shape[1])
         return _runs_as_channels(x), self.labels[index]
 
     def _windows(self, index: Tensor, code: Tensor) -> Tensor:
         """Images, shifted and flipped as their code says."""
         ways = 2 * self.reach + 1
-        dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) > 0
+        dy, dx, flip = code % ways, code // ways % ways, code // (ways * ways) % self.flips > 0
         if self.parts == 1:
             return crop_flip(self.images, index, dy, dx, flip, self.size)
         first = self.edge * self.parts - self.reach

@@ -65,7 +65,7 @@ class Engine:
         self.masks = Masks(specs, self.network, device)
         if ranks.size > 1 and self.network.scores:
             raise bad("importance", next(iter(self.network.scores))[0], "'magnitude' with several processes")
-        self.optimizer = FlatOptimizer(*self.network.parameters(), self.runs, specs[0].recipe)
+        self.optimizer = FlatOptimizer(*self.network.parameters(), [spec.recipe for spec in specs])
         for name in self.network.masks:
             own = [s.how.penalty(s) if name in sites else 0.0 for s, sites in zip(specs, self.network.names)]
             self.optimizer.set_penalties(self.network.stored(name), own)
@@ -75,7 +75,7 @@ class Engine:
         self.masks.set_decays({name: self.optimizer.decay_of(self.network.stored(name)) for name in self.network.masks})
         self.data_streams = [stream(spec.seed, "data") for spec in specs]
         self.layer_state = stream(specs[0].seed, "layers", device).get_state()
-        self.batches = Batches(arrays, specs[0].recipe, self.data_streams, device, ranks)
+        self.batches = Batches(arrays, [spec.recipe for spec in specs], self.data_streams, device, ranks)
         self.test = arrays.x_test.to(device), arrays.y_test.to(device)
         self.loss_sum, self.correct = (torch.zeros(self.runs, device=device) for _ in range(2))
         self.losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.network.losses

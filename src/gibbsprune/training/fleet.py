@@ -32,7 +32,7 @@ from .spec import RunSpec
 
 #: Recipe fields that runs fused into one network must share.
 SHARED = (
-    *("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay", "decay_on"),
+    *("batch", "optimizer", "momentum", "nesterov", "beta1", "beta2", "eps"),
     *("bn_momentum", "bn_eps", "standardise", "shift", "flip"),
 )
 

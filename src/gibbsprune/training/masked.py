@@ -93,11 +93,10 @@ class MaskedNetwork:
         return losses.mean(0), (logits.argmax(-1) == y).sum(0)
 
     def parameters(self) -> tuple[list[nn.Parameter], list[bool]]:
-        """What is trained, and whether it is decayed: convolutions' weights, or all; no bias of a convolution."""
-        everywhere = self.specs[0].recipe.decay_on == "all"
+        """What is trained, and whether it is the weight of a convolution; its bias is not."""
         convolutions = {id(p) for m in self.model.modules() if isinstance(m, _ConvNd) for p in _weights(m)}
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        return parameters, [everywhere or id(p) in convolutions for p in parameters]
+        return parameters, [id(p) in convolutions for p in parameters]
 
     def size(self) -> int:
         """The number of parameters of one run, without what its method learns beside them."""

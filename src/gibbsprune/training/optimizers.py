@@ -21,13 +21,15 @@ class FlatOptimizer:
 
     Args:
         parameters: of the fused network.
-        decayed: whether each is decayed.
-        runs: how many follow one another in each.
-        recipe: the kind of optimiser and its constants.
+        convolutions: whether each is the weight of a convolution.
+        recipes: of the runs that follow one another in each: the kind of optimiser and its constants, which are the
+            same for all but the decay, and what is decayed.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], decayed: Sequence[bool], runs: int, recipe: Recipe) -> None:
-        self.recipe, self.parameters = recipe, list(parameters)
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], convolutions: Sequence[bool], recipes: Sequence[Recipe]
+    ) -> None:
+        self.recipe, self.parameters = recipes[0], list(parameters)
         device = self.parameters[0].device
         sizes = [p.numel() for p in self.parameters]
         self.values = torch.cat([p.detach().reshape(-1).float() for p in self.parameters])
@@ -36,15 +38,16 @@ class FlatOptimizer:
         for parameter, value in zip(self.parameters, self.values.split(sizes)):
             parameter.data = value.view(parameter.shape)
         # The run of every element: inside a fused tensor the runs follow one another.
-        self.runs = runs
+        self.runs = runs = len(recipes)
         each = torch.arange(runs, dtype=torch.uint8 if runs < 256 else torch.int32)
         self.run = torch.cat([each.repeat_interleave(size // runs) for size in sizes]).to(device)
-        decay = [torch.full((size,), recipe.weight_decay if on else 0.0) for size, on in zip(sizes, decayed)]
+        own = [[r.weight_decay if one or r.decay_on == "all" else 0.0 for r in recipes] for one in convolutions]
+        decay = [torch.tensor(each).repeat_interleave(size // runs) for size, each in zip(sizes, own)]
         self.decay = torch.cat(decay).to(device)
         self.penalty: Tensor | None = None
         self.rates = torch.zeros(runs, device=device)
         self.steps = torch.zeros(runs, device=device)
-        names = ("velocity",) if recipe.optimizer == "sgd" else ("first", "second")
+        names = ("velocity",) if self.recipe.optimizer == "sgd" else ("first", "second")
         self.state = {name: torch.zeros_like(self.values) for name in names}
         self.adam, self.sgd = adam_, sgd_
 

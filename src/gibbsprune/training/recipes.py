@@ -57,6 +57,7 @@ class Recipe:
     standardise: str = "channel"
     shift: float = 3
     flip: bool = True
+    cutout: int = 0
     anneal: str | None = None
     beta_start: float | None = None
     beta_end: float | None = None
@@ -122,7 +123,8 @@ class Recipe:
     def images(self) -> str:
         """What is done to the training images, in words."""
         moved = f"shifted by up to {self.shift:g} pixels" if self.shift else ""
-        changes = [words for words in (moved, "flipped" if self.flip else "") if words]
+        hidden = f"hidden in a square of {self.cutout} pixels" if self.cutout else ""
+        changes = [words for words in (moved, "flipped" if self.flip else "", hidden) if words]
         return f"{' and '.join(changes)} at random" if changes else "as they are, neither shifted nor flipped"
 
     def show(self) -> str:
@@ -169,6 +171,7 @@ FIELDS: dict[str, Field] = {
     "standardise": Field(choice("global", "channel"), "one mean and deviation for all pixels, or per channel"),
     "shift": Field(lean(number(0)), "random shift by up to so many pixels each way; 3: whole ones, 3.2: interpolated"),
     "flip": Field(flag(), "random horizontal flip"),
+    "cutout": Field(whole(0), "side of a square, anywhere in each training image, that is hidden; 0: none"),
     "anneal": Field(optional(choice("log", "linear", "constant")), f"how beta rises {_default}"),
     "beta_start": Field(optional(number(0)), f"first beta {_default}"),
     "beta_end": Field(optional(number(0)), f"last beta {_default}"),

@@ -93,7 +93,7 @@ def start(
     progress = progress or make_progress()
     if specs[0].data.partition(data.HELD_OUT)[0].endswith(".npz"):
         how = specs[0].recipe
-        progress.note(f"recipe {how.name}: training images {how.images} (--shift, --flip)")
+        progress.note(f"recipe {how.name}: training images {how.images} (--shift, --flip, --cutout)")
     with Interrupt(tell=progress.note) as interrupt:
         arrays = data.load(specs[0].data)
         compare_data(ranks, arrays)

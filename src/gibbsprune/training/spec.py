@@ -273,7 +273,8 @@ class RunSpec:
 
     def _named_recipe(self) -> dict[str, Any]:
         """The recipe without what has a part of its own in names, or what all recipes once had."""
-        return {k: v for k, v in self.recipe.as_dict().items() if k != "final" and (k, v) != ("law", "annealed")}
+        once = (("law", "annealed"), ("cutout", 0))
+        return {k: v for k, v in self.recipe.as_dict().items() if k != "final" and (k, v) not in once}
 
 
 def _is_path(data: str) -> bool:
