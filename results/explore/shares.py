@@ -6,9 +6,7 @@ On digits the gradient in proportion to what an output has left keeps weights al
 let a network collapse, and nothing has to fade (outputs.json). Is it as good where those do well, and does it bear the
 decay of 5e-4 with which those collapsed at 98 % (decay.txt)? LAMP, which compares a weight with those of its own layer
 alone, is beside it at 98 %; kernels and filters beside gradual pruning with one threshold and the law with a
-temperature. Last, and not run yet: do single weights lose anything where layers are assured of a share? And
-should the two layers that no batch norm follows be given back what shrinking takes from them? Both together are the law
-as it is by default in other networks than ours, and what the recipe would be.
+temperature.
 """
 
 from collections.abc import Iterable
@@ -48,7 +46,3 @@ def runs() -> Iterable[RunSpec]:
         one = {"allocation": "global"}  # as the law had it then
         for way in (one, one | {"until": 0.8}, gradual, {"law": "annealed", "units": "threshold"}):
             yield from (run(sparsity, seed, structure, **way) for seed in SEEDS)
-    for sparsity in (0.98, 0.95, 0.9):
-        strong = {"survivors": "rescaled"}
-        for way in (strong | {"allocation": "balanced"}, strong, {"allocation": "balanced"}, {"allocation": "erk"}):
-            yield from (run(sparsity, seed, **way) for seed in SEEDS)
