@@ -27,8 +27,8 @@ $(DEMO): pyproject.toml constraints.txt
 lint: style types
 
 style: setup
-	$(BIN)/ruff check src paper tests benchmarks docs/hooks docs/img
-	$(BIN)/ruff format --check src paper tests benchmarks docs/hooks docs/img
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: setup
 	$(BIN)/mypy

@@ -3,10 +3,10 @@
     gibbsprune sweep run results/best/rivals.py --results results/best --work runs/best
     make paper                                                             # docs/best.md
 
-All have the same recipe, weight decay included; rivals have that of 3e-4, too, with which the recipe began, and feedback
-at 98 %, where it collapses with it, that of `modern`. Then the law `rising` had straight-through gradients and let
-masked weights fade, and feedback renewed its masks at every step. Gradual pruning with one threshold for the network
-reaches its sparsity after 80 % of training, as feedback's, where it did better than after 64 %.
+All have the same recipe, weight decay included; rivals have that of 3e-4, too, with which the recipe began, and
+feedback at 98 %, where it collapses with it, that of `modern`. Then the law `rising` had straight-through gradients and
+let masked weights fade, and feedback renewed its masks at every step. Gradual pruning with one threshold for the
+network reaches its sparsity after 80 % of training, as feedback's, where it did better than after 64 %.
 """
 
 from collections.abc import Iterable

@@ -37,7 +37,9 @@ import gibbsprune as gp
 from gibbsprune.importance import by_inputs
 
 DICTIONARIES = Path("/usr/share/dict")
-LANGUAGES = "american-english danish dutch french italian ngerman polish portuguese spanish swedish".split()
+LANGUAGES = (
+    "american-english", "danish", "dutch", "french", "italian", "ngerman", "polish", "portuguese", "spanish", "swedish",
+)  # fmt: skip
 SHORT, LONG, TRAIN, TEST = 4, 14, 5000, 1000
 WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 128, 2
 BATCH, DENSE, TUNE, RATE = 250, 10, 5, 2e-3

@@ -4,7 +4,8 @@
     python results/explore/balance.py build/balance > results/explore/balance.json
 
 SGD, the decay of `best`, 40 epochs, 400 of the training images held out: one threshold for the network, the same with
-three quarters of its share by shape assured to every layer (`balanced` as it was first), and shares by shape alone (ERK).
+three quarters of its share by shape assured to every layer (`balanced` as it was first), and shares by shape alone
+(ERK).
 """
 
 import json

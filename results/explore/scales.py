@@ -12,6 +12,7 @@ equal share), by shape alone (`erk`), or equally (`uniform`).
 import json
 import sys
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def convolutions(normed: bool) -> nn.Module:
 
 def dense() -> nn.Module:
     widths = (64, 256, 256, 128)
-    hidden = [part for a, b in zip(widths, widths[1:]) for part in (nn.Linear(a, b), nn.ReLU())]
+    hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, 10))
 
 
