@@ -29,6 +29,10 @@ LABELS = {
     ("dense", None, "rising"): "dense",
 }
 OURS = next(iter(LABELS.values()))
+#: What a run has otherwise than its method and its recipe have it.
+WORDS = {
+    "gradient": "{} gradients", "every": "masks of {} step", "weight_decay": "decay {:g}", "cutout": "cutout of {}",
+}  # fmt: skip
 
 
 def label(spec: RunSpec) -> str:
@@ -36,12 +40,10 @@ def label(spec: RunSpec) -> str:
     known = LABELS.get((spec.method, spec.setting("allocation"), str(spec.recipe.law)))
     if known is None:
         return spec.name(with_seed=False)
-    words = {"gradient": "{} gradients", "every": "masks of {} step"}
-    own = {name: setting.default(spec) for name, setting in spec.how.settings.items() if name in words}
-    more = [words[name].format(spec.setting(name)) for name, usual in own.items() if spec.setting(name) != usual]
-    decay = spec.recipe.weight_decay
-    more += [f"decay {decay:g}"] if decay != RECIPES[spec.recipe.name].weight_decay else []
-    return ", ".join([known, *more])
+    settings, usual = spec.how.settings, RECIPES[spec.recipe.name]
+    own = [(name, spec.setting(name), settings[name].default(spec)) for name in settings if name in WORDS]
+    own += [(name, getattr(spec.recipe, name), getattr(usual, name)) for name in ("weight_decay", "cutout")]
+    return ", ".join([known, *(WORDS[name].format(value) for name, value, default in own if value != default)])
 
 
 def text(results: Results, folder: Path, page: Path) -> str:

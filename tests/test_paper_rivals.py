@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+from gibbsprune.training import RECIPES, RunSpec
 from paper import groups, rivals
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,7 @@ def test_all_are_compared_with_the_recipe_as_it_is_and_where_it_is_missing_as_it
     assert rivals.differences(list(groups.Results(rival)), BEST) == []
 
 
-def test_runs_that_nobody_knows_keep_their_names():
-    (group, *_) = groups.load(BEST)
-    assert rivals.label(group.spec.replace(method="random-mask")).startswith("cifar10-resnet20-random-mask")
+def test_runs_are_called_by_what_is_their_own_and_unknown_ones_by_their_names():
+    spec = RunSpec("cifar10", "resnet20", recipe=RECIPES["best"].replace(weight_decay=1e-3, cutout=8))
+    assert rivals.label(spec) == "recipe `best`, decay 0.001, cutout of 8"
+    assert rivals.label(spec.replace(method="random-mask")).startswith("cifar10-resnet20-random-mask")
