@@ -118,6 +118,14 @@ def test_summary_of_a_dense_run_has_no_masks(tmp_path):
     assert sorted(path.name for path in folder.path.glob("*.png")) == ["curves.png"]
 
 
+def test_statistics_that_were_estimated_anew_are_told_of(tmp_path):
+    folder, result = make(tmp_path, seeds=(0, 1))
+    lagged = [{**result, "lagged": {"steps": 22, "accuracy": accuracy}} for accuracy in (0.8, 0.9)]
+    assert "rose until 22 steps before the end" in (told := account.headline(folder.specs[0], lagged))
+    assert told.endswith("With those that training left it reaches 85.00 %.")
+    assert "rose" not in account.headline(folder.specs[0], [result, result])
+
+
 def test_summary_of_a_fleet_tells_the_spread(tmp_path):
     folder, result = make(tmp_path, seeds=(0, 1))
     account.write_summary(folder, [result, {**result, "accuracy": 0.9812}])

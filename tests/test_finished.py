@@ -194,6 +194,7 @@ def test_a_result_lacks_nothing(field):
         ({"accuracy": 91.2}, "a result's 'accuracy' is 91.2, which is not between 0 and 1"),
         ({"layers": [{"name": "a"}]}, "a layer of a result lacks the field 'weights'"),
         ({"curve": [3]}, "a point of a result's curve is a JSON object, not a int"),
+        ({"lagged": {"steps": 3}}, "what a result says of batch norms that lagged lacks the field 'accuracy'"),
         ({"version": 2}, "a result's version is 2, which is not 1"),
         ({"comment": "?"}, "a result has no field 'comment'; its fields are version, name"),
     ],

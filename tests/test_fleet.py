@@ -342,12 +342,17 @@ def finished(digits):
     return fleet, before, results
 
 
-def accuracy(model: nn.Module, fleet: Fleet, digits) -> dict[str, float]:
-    """Test accuracy and loss by hand."""
+def seen(model: nn.Module, fleet: Fleet, digits) -> torch.Tensor:
+    """What a network makes of the test images, by hand."""
     made = fleet.engines[0].batches
     x = ((digits.x_test.float() / 255 - made.mean) / made.std).permute(0, 3, 1, 2)
     with torch.no_grad():
-        logits = model.eval()(x)
+        return model.eval()(x)
+
+
+def accuracy(model: nn.Module, fleet: Fleet, digits) -> dict[str, float]:
+    """Test accuracy and loss by hand."""
+    logits = seen(model, fleet, digits)
     right = (logits.argmax(1) == digits.y_test).double().mean().item()
     return {"accuracy": right, "loss": nn.functional.cross_entropy(logits, digits.y_test).item()}
 
@@ -428,6 +433,33 @@ def test_finishing_leaves_weights_statistics_and_data_streams_alone(finished):
     for engine in fleet.engines:
         norms = [m for m in engine.network.model.modules() if isinstance(m, nn.BatchNorm2d)]
         assert all(norm.momentum == SGD.bn_momentum for norm in norms)
+
+
+def test_batch_norms_that_lag_behind_the_sparsity_are_estimated_anew(digits):
+    """In the runs where they do, whose networks and accuracies have the new statistics."""
+    short = SGD.replace(epochs=4, law="rising")
+    ways = ({}, {"method": "dense"}, {"method": "gradual", "settings": {"until": 0.25}})
+    specs = [spec(seed, short, model="resnet8", **way) for seed, way in enumerate(ways)]
+    fleet = Fleet(specs, digits)
+    for _ in range(4):
+        fleet.train_epoch()
+    before, kept = fleet.evaluate(), saved(fleet)
+    models = [fleet.model(k).state_dict() for k in range(3)]
+    results = fleet.finish()
+    lagged = [result.get("lagged") for result in results]
+    assert lagged == [{"steps": 10, "accuracy": before[0]["accuracy"]}, None, None]
+    for k, result in enumerate(results):
+        by_hand = accuracy(fleet.model(k), fleet, digits)
+        assert result["accuracy"] == pytest.approx(by_hand["accuracy"])
+        assert result["loss"] == pytest.approx(by_hand["loss"], rel=1e-4)
+        own = fleet.model(k).state_dict()
+        moved = [name for name in own if not torch.equal(own[name], models[k][name])]
+        assert {name.rpartition(".")[2] for name in moved} == ({"running_mean", "running_var"} if k == 0 else set())
+    assert results[0]["accuracy"] == results[0]["accuracy_converged"] == results[0]["accuracy_recalibrated"]
+    assert results[1]["accuracy"] == before[1]["accuracy"] != results[1]["accuracy_recalibrated"]
+    classes = [seen(fleet.model(k), fleet, digits).argmax(1) for k in range(3)]
+    assert all(torch.equal(told, own) for told, own in zip(fleet.predictions, classes))
+    same_bits(fleet.state_dict()["engines"][0]["data_streams"], kept["engines"][0]["data_streams"])
 
 
 def test_the_final_mask_is_a_draw_from_the_law(digits):

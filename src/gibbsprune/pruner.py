@@ -33,7 +33,7 @@ from .site import check_gradient, layer_sites
 from .structures import Structure, as_structure, given_sparsity
 from .summary import Summary, summarised
 from .survivors import SURVIVORS
-from .targets import Sparsity, Targets, shares_of, tied_to
+from .targets import FELT, Sparsity, Targets, shares_of, tied_to
 from .weights import check_module, untied
 
 
@@ -183,7 +183,7 @@ class GibbsPruner:
         changed = False
         if self.steps == 0 or self._plan.due(self.epoch, before):
             changed = self._set_sparsities(self._plan.at(self.epoch, self._means))
-            if (left := 1 - self._plan.total(self.epoch)) < 0.9 * self._left:  # which outputs show
+            if (left := 1 - self._plan.total(self.epoch)) < FELT * self._left:
                 self._rose, self._left = self.steps, left
         if self.epoch == int(self.epoch) and (changed or beta != last):
             self._drawing.draw(self.beta, self.steps, again=True)

@@ -23,6 +23,8 @@ from .structures import Filter, Structure
 from .threshold import mean_squares
 from .weights import Layer
 
+FELT = 0.9  # of what was left: less than that is left, and outputs show it
+
 Sparsity = float | Schedule | Mapping[str, float | Schedule] | Callable[[str], float | Schedule]
 
 
@@ -110,6 +112,14 @@ class Targets:
         sizes = {name: share.count * share.size for name, share in self.shares.items()}
         now = self._asked(epoch)
         return sum(size * now[name] for name, size in sizes.items()) / sum(sizes.values())
+
+    def rose(self, epochs: int) -> int:
+        """The last of so many epochs that began with a sparsity which outputs show; 0 where none did but the first."""
+        last, left = 0, 1.0
+        for epoch in range(epochs):
+            if (now := 1 - self.total(epoch)) < FELT * left:
+                last, left = epoch, now
+        return last
 
     def open(self, epoch: float) -> bool:
         """Whether any layer, or the budget, is to go elsewhere yet."""

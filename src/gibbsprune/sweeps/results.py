@@ -34,7 +34,7 @@ def write(folder: Place, record: Mapping[str, Any], predictions: Tensor | None =
         make_folder(folder / PREDICTIONS)
         write_atomic(folder / PREDICTIONS / f"{record['name']}.npz", buffer.getvalue())
     target = folder / f"{record['name']}.json"
-    write_atomic(target, result.text({name: record[name] for name in result.FIELDS}))
+    write_atomic(target, result.text({name: value for name, value in record.items() if name not in result.BESIDE}))
     return target
 
 

@@ -70,7 +70,6 @@ def result_note(specs: Sequence[RunSpec]) -> str:
     )
 
 
-LAGGING = 0.05  # of accuracy, from which on that is told
 PLAIN_NOTE = (
     "Test accuracy of the last epoch with the final mask, and again after re-estimating the batch-norm statistics on "
     "training data with that mask: they are stale where training saw other masks, as in targeted dropout and l1."
@@ -119,11 +118,11 @@ def headline(spec: RunSpec, results: Sequence[dict[str, Any]]) -> str:
             f"so that {'the sparsity is not exact' if drawn else 'it was trained with other masks than it ends with'}; "
             "anneal to a higher β (--beta-end) or over more epochs."
         )
-    again = statistics.fmean(result["accuracy_recalibrated"] for result in results)
-    if spec.how.cold(spec) and again - statistics.fmean(accuracies) > LAGGING:
+    if lagged := [result["lagged"] for result in results if "lagged" in result]:
         caution += (
-            f" Its batch norms lag behind its last masks, with which it was trained for too few steps: with statistics "
-            f"estimated anew it reaches {percent(again)}."
+            f" Its sparsity rose until {lagged[0]['steps']} steps before the end, too few for its batch norms to "
+            "follow: their statistics are estimated anew on training images. With those that training left it reaches "
+            f"{percent(statistics.fmean(one['accuracy'] for one in lagged))}."
         )
     if drawn and len(results) == 1 and results[0]["accuracy"] != results[0]["accuracy_converged"]:
         reached += (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..checks import bad
 from ..data.arrays import Arrays
 from ..lanes import Lanes
-from ..recalibration import recalibrate
+from ..recalibration import lagging, recalibrate
 from ..samplers import stream
 from .batches import Batches
 from .capture import Captured, compiled
@@ -234,6 +234,13 @@ class Engine:
         found = [network.logits(x).argmax(-1) for x in parts]
         network.model.train()
         return torch.cat(found).T.cpu()
+
+    def lagging(self, epochs: int) -> dict[int, int]:
+        """The runs whose batch norms still know of outputs from before the sparsity rose, and how many steps ago that
+        was; after so many epochs."""
+        rose = {k: self.masks.rose(k, epochs) for k in range(self.runs)}
+        ago = {k: (epochs - epoch) * self.batches.steps for k, epoch in rose.items() if epoch}
+        return {k: steps for k, steps in ago.items() if lagging(self.network.model, steps)}
 
     @torch.no_grad()
     def recalibrate(self) -> None:

@@ -24,7 +24,7 @@ from ..site import Site
 from ..text import first_line
 from .engine import Engine
 from .finished import Finished, source_of
-from .fuse import CannotFuse, same_function
+from .fuse import CannotFuse, same_function, share
 from .network import check_network, new_model
 from .places import Place
 from .ranks import ALONE, Ranks
@@ -126,7 +126,9 @@ class Fleet:
 
         ``accuracy`` is with the final mask, x_cvg or one more draw from the law (the recipe's ``final``);
         ``accuracy_converged`` with x_cvg; ``accuracy_recalibrated`` with the final mask after re-estimating batch-norm
-        statistics on training data. ``agreement`` is that of one more draw with x_cvg.
+        statistics on training data. ``agreement`` is that of one more draw with x_cvg. Where the sparsity rose too few
+        steps before the end for batch norms to follow, the statistics that are estimated anew stay, and ``lagged``
+        says how many steps that were, and the accuracy with those that training left.
         """
         finals = [self._finish_engine(engine) for engine in self.engines]
         self.final = self._in_order([masks for _, masks, _ in finals])
@@ -139,31 +141,40 @@ class Fleet:
         converged, drawn = engine.masks.limits(), engine.masks.drawn()
         final = engine.masks.final(converged, drawn)
         agreement = engine.masks.agreement(drawn, converged)
-        at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
-        seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
+        kind = torch.uint8 if self.arrays.classes <= 256 else torch.int32
+
+        def tested() -> tuple[list[dict[str, float]], list[dict[str, float]], Tensor]:
+            return engine.evaluate(converged), engine.evaluate(final), engine.predictions().to(kind)
+
+        trained, lagged = tested(), engine.lagging(self.epoch - self._wait(engine))
         kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
         streams = [g.get_state() for g in engine.data_streams]
         engine.recalibrate()
-        again = engine.evaluate(final)
+        anew = tested()
         for name, buffer in engine.network.buffers().items():
-            buffer.copy_(kept[name])
+            for k in set(range(engine.runs)) - lagged.keys():
+                share(buffer, k, engine.runs).copy_(share(kept[name], k, engine.runs))
         for generator, state in zip(engine.data_streams, streams):
             generator.set_state(state)
         masks: list[dict[str, Tensor]] = [{} for _ in range(engine.runs)]
         for (name, k, _), mask in zip(engine.network.sites, final):
             masks[k][name] = mask.clone()
-        results = [
-            {
-                "accuracy": plain[k]["accuracy"],
+        results, predictions = [], []
+        for k in range(engine.runs):
+            at_limit, end, seen = anew if k in lagged else trained
+            result = {
+                "accuracy": end[k]["accuracy"],
                 "accuracy_converged": at_limit[k]["accuracy"],
-                "accuracy_recalibrated": again[k]["accuracy"],
-                "loss": plain[k]["loss"],
+                "accuracy_recalibrated": anew[1][k]["accuracy"],
+                "loss": end[k]["loss"],
                 "agreement": agreement[k],
                 **_sizes(engine, k, masks[k]),
             }
-            for k in range(engine.runs)
-        ]
-        return results, masks, list(seen)
+            if k in lagged:
+                result["lagged"] = {"steps": lagged[k], "accuracy": trained[1][k]["accuracy"]}
+            results.append(result)
+            predictions.append(seen[k])
+        return results, masks, predictions
 
     def model(self, k: int) -> nn.Module:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""

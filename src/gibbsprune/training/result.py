@@ -21,6 +21,8 @@ FIELDS = {
 }  # fmt: skip
 #: What a run's folder says as well: the SHA-256 of its other files, and what its images are (:func:`images_of`).
 BESIDE = {"files": dict, "images": dict}
+#: What is said of batch norms that lagged behind a sparsity, where they did.
+LAGGED = {"steps": int, "accuracy": float}
 #: What each pruned layer and each tested epoch says.
 LAYER = {"name": str, "weights": int, "kept": int, "sparsity": float, "neighbourhoods": int, "target": float}
 POINT = {"epoch": int, "loss": float, "train_accuracy": float, "lr": float, "test_accuracy": float, "test_loss": float}
@@ -57,6 +59,8 @@ def check(record: Mapping[str, Any]) -> None:
     """Refuses a record with a field missing, unknown or of another type, or of another version."""
     _check_fields("a result", record, FIELDS)
     _check_fields("a result", record, {name: kind for name, kind in BESIDE.items() if name in record})
+    if "lagged" in record:
+        _check_fields("what a result says of batch norms that lagged", record["lagged"], LAGGED)
     for layer in record["layers"]:
         _check_fields("a layer of a result", layer, LAYER)
     for point in record["curve"]:
@@ -66,7 +70,7 @@ def check(record: Mapping[str, Any]) -> None:
             raise UserError(f"a result's {name!r} is {record[name]!r}, which is not between 0 and 1")
     if record["version"] != VERSION:
         raise UserError(f"a result's version is {record['version']}, which is not {VERSION}")
-    if unknown := sorted(set(record) - {*FIELDS, *BESIDE}):
+    if unknown := sorted(set(record) - {*FIELDS, *BESIDE, "lagged"}):
         raise UserError(f"a result has no field {unknown[0]!r}; its fields are {', '.join(FIELDS)}")
 
 

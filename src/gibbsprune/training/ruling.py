@@ -89,6 +89,11 @@ class Masks:
                 wanted[i] = now[sites[i][0]]
         self.set_sparsities(wanted)
 
+    def rose(self, k: int, epochs: int) -> int:
+        """The epoch from which on a run of so many epochs has had all of its sparsity that outputs show."""
+        stretch = self.network.specs[k].stretch
+        return self.targets[k].rose(-(-epochs // stretch)) * stretch if k in self.targets else 0
+
     def shares(self, k: int) -> dict[str, float]:
         """The sparsity of each of a run's layers now, where they have one of the network to share."""
         shared = k in self.targets and self.targets[k].budget
