@@ -11,7 +11,7 @@ running statistics are averaged over the processes after each epoch, so that all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..samplers import stream
 from .batches import Batches
 from .capture import Captured, compiled
 from .finished import Finished
+from .fuse import share
 from .masked import MaskedNetwork
 from .optimizers import FlatOptimizer
 from .ranks import ALONE, Ranks
@@ -243,11 +244,19 @@ class Engine:
         return {k: steps for k, steps in ago.items() if lagging(self.network.model, steps)}
 
     @torch.no_grad()
-    def recalibrate(self) -> None:
-        """Batch-norm statistics of the masked network as it is, from augmented training batches."""
+    def recalibrate(self, runs: Collection[int] | None = None) -> None:
+        """Batch-norm statistics of the masked networks as they are, or of some runs' alone, from augmented training
+        batches; random streams stay as they were."""
+        streams, buffers = [g.get_state() for g in self.data_streams], self.network.buffers()
+        kept = {name: tensor.clone() for name, tensor in buffers.items()}
         self.batches.draw_epoch()
         recalibrate(_Logits(self.network), self._some_batches())
-        self.ranks.average_(self.network.buffers().values())
+        self.ranks.average_(buffers.values())
+        for k in () if runs is None else set(range(self.runs)) - set(runs):
+            for name, buffer in buffers.items():
+                share(buffer, k, self.runs).copy_(share(kept[name], k, self.runs))
+        for generator, state in zip(self.data_streams, streams):
+            generator.set_state(state)
 
     def _some_batches(self) -> Iterator[Tensor]:
         for _ in range(min(RECALIBRATION_BATCHES, self.batches.steps)):

@@ -24,7 +24,7 @@ from ..site import Site
 from ..text import first_line
 from .engine import Engine
 from .finished import Finished, source_of
-from .fuse import CannotFuse, same_function, share
+from .fuse import CannotFuse, same_function
 from .network import check_network, new_model
 from .places import Place
 from .ranks import ALONE, Ranks
@@ -141,40 +141,34 @@ class Fleet:
         converged, drawn = engine.masks.limits(), engine.masks.drawn()
         final = engine.masks.final(converged, drawn)
         agreement = engine.masks.agreement(drawn, converged)
-        kind = torch.uint8 if self.arrays.classes <= 256 else torch.int32
-
-        def tested() -> tuple[list[dict[str, float]], list[dict[str, float]], Tensor]:
-            return engine.evaluate(converged), engine.evaluate(final), engine.predictions().to(kind)
-
-        trained, lagged = tested(), engine.lagging(self.epoch - self._wait(engine))
+        lagged: dict[int, dict[str, Any]] = {}
+        if ago := engine.lagging(self.epoch - self._wait(engine)):
+            as_trained = engine.evaluate(final)
+            lagged = {k: {"lagged": {"steps": n, "accuracy": as_trained[k]["accuracy"]}} for k, n in ago.items()}
+            engine.recalibrate(ago)
+        at_limit, plain = engine.evaluate(converged), engine.evaluate(final)
+        seen = engine.predictions().to(torch.uint8 if self.arrays.classes <= 256 else torch.int32)
         kept = {name: tensor.clone() for name, tensor in engine.network.buffers().items()}
-        streams = [g.get_state() for g in engine.data_streams]
         engine.recalibrate()
-        anew = tested()
+        again = engine.evaluate(final)
         for name, buffer in engine.network.buffers().items():
-            for k in set(range(engine.runs)) - lagged.keys():
-                share(buffer, k, engine.runs).copy_(share(kept[name], k, engine.runs))
-        for generator, state in zip(engine.data_streams, streams):
-            generator.set_state(state)
+            buffer.copy_(kept[name])
         masks: list[dict[str, Tensor]] = [{} for _ in range(engine.runs)]
         for (name, k, _), mask in zip(engine.network.sites, final):
             masks[k][name] = mask.clone()
-        results, predictions = [], []
-        for k in range(engine.runs):
-            at_limit, end, seen = anew if k in lagged else trained
-            result = {
-                "accuracy": end[k]["accuracy"],
+        results = [
+            {
+                "accuracy": plain[k]["accuracy"],
                 "accuracy_converged": at_limit[k]["accuracy"],
-                "accuracy_recalibrated": anew[1][k]["accuracy"],
-                "loss": end[k]["loss"],
+                "accuracy_recalibrated": again[k]["accuracy"],
+                "loss": plain[k]["loss"],
                 "agreement": agreement[k],
                 **_sizes(engine, k, masks[k]),
+                **lagged.get(k, {}),
             }
-            if k in lagged:
-                result["lagged"] = {"steps": lagged[k], "accuracy": trained[1][k]["accuracy"]}
-            results.append(result)
-            predictions.append(seen[k])
-        return results, masks, predictions
+            for k in range(engine.runs)
+        ]
+        return results, masks, list(seen)
 
     def model(self, k: int) -> nn.Module:
         """Run k as an ordinary model with its final masks burnt in (before :meth:`finish`: the converged ones)."""
