@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +54,12 @@ def told(found: Sequence[Difference], heads: Sequence[str], whose: str, groups: 
         for each in found
     ]  # fmt: skip
     limits = sorted({round(chance.upper(group.spec.structure), 2) for group in groups})
-    limit = f"{limits[0]:.2f}" + (f" to {limits[-1]:.2f}" if len(limits) > 1 else "")
+    limit = f"{limits[0]:.2f}" + (f" to {limits[-1]:.2f}" if len(limits) > 1 else "") + " points"
+    if math.isinf(limits[-1]):
+        limit = "which nobody knows where each has one seed"
     how = (
         f"How far {whose} is ahead, in points. *By seeds*: the chance of such a difference of means, with the upper "
-        f"95 % limit of the deviation between seeds, {limit} points; the verdict is this one's, at 5 % with Holm's "
+        f"95 % limit of the deviation between seeds, {limit}; the verdict is this one's, at 5 % with Holm's "
         "correction for all rows. *By images*: the same trained networks in pairs of a seed, image by image (McNemar), "
         "which knows nothing of other seeds."
     )
