@@ -144,10 +144,15 @@ def rows(seeds: Iterable[int]) -> Iterable[dict[str, Any]]:
                         yield {**told, **more, **trained(network, how, epochs, sparsity, way, seed)}
 
 
+def held_out() -> tuple[Tensor, ...]:
+    """Images and classes to train with, and to test with."""
+    arrays = load("digits").holdout(HELD_OUT, 0)
+    x, y = (part.permute(0, 3, 1, 2) / 255 for part in (arrays.x_train, arrays.x_test))
+    return x, arrays.y_train, y, arrays.y_test
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # batch norms that lag behind the last masks: both accuracies are told
-    arrays = load("digits").holdout(HELD_OUT, 0)
-    x, y = (part.permute(0, 3, 1, 2) / 255 for part in (arrays.x_train, arrays.x_test))
-    DATA = x, arrays.y_train, y, arrays.y_test
+    DATA = held_out()
     print("[" + ",\n ".join(json.dumps(row) for row in rows(map(int, sys.argv[1:]))) + "]")
