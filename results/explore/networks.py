@@ -132,16 +132,22 @@ def accuracy(model: nn.Module) -> float:
     return round(float((model.eval()(DATA[2]).argmax(1) == DATA[3]).float().mean()), 4)
 
 
-def rows(seeds: Iterable[int]) -> Iterable[dict[str, Any]]:
+def trainings(seeds: Iterable[int]) -> Iterable[tuple[int, str, int, str]]:
+    """Seed, network, epochs and how it is trained."""
     for seed in seeds:
         for network in NETWORKS:
             for epochs, how in TRAININGS if network != "a transformer" else TRAININGS[1:2]:
-                told = {"network": network, "training": how, "epochs": epochs, "seed": seed}
-                yield {**told, "way": "dense", **trained(network, how, epochs, 0.0, None, seed)}
-                for sparsity in SPARSITIES:
-                    for way in WAYS:
-                        more = {"sparsity": sparsity, "way": way}
-                        yield {**told, **more, **trained(network, how, epochs, sparsity, way, seed)}
+                yield seed, network, epochs, how
+
+
+def rows(seeds: Iterable[int]) -> Iterable[dict[str, Any]]:
+    for seed, network, epochs, how in trainings(seeds):
+        told = {"network": network, "training": how, "epochs": epochs, "seed": seed}
+        yield {**told, "way": "dense", **trained(network, how, epochs, 0.0, None, seed)}
+        for sparsity in SPARSITIES:
+            for way in WAYS:
+                more = {"sparsity": sparsity, "way": way}
+                yield {**told, **more, **trained(network, how, epochs, sparsity, way, seed)}
 
 
 def held_out() -> tuple[Tensor, ...]:

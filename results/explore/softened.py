@@ -15,7 +15,7 @@ distributed weights of scale σ and a threshold T ≫ σ a layer keeps exp(−�
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import networks
@@ -50,15 +50,12 @@ def trained(network: str, how: str, epochs: int, sparsity: float, way: str, seed
     return networks.trained(network, how, epochs, sparsity, way, seed)
 
 
-def rows(seed: int) -> list[dict[str, Any]]:
-    return [
-        {"network": network, "training": how, "epochs": epochs, "seed": seed, "sparsity": sparsity, "way": way}
-        | trained(network, how, epochs, sparsity, way, seed)
-        for network in networks.NETWORKS
-        for epochs, how in (networks.TRAININGS if network != "a transformer" else networks.TRAININGS[1:2])
-        for sparsity in networks.SPARSITIES
-        for way in WAYS
-    ]
+def rows(seeds: Iterable[int]) -> Iterable[dict[str, Any]]:
+    for seed, network, epochs, how in networks.trainings(seeds):
+        for sparsity in networks.SPARSITIES:
+            for way in WAYS:
+                told = {"network": network, "training": how, "epochs": epochs, "seed": seed}
+                yield {**told, "sparsity": sparsity, "way": way, **trained(network, how, epochs, sparsity, way, seed)}
 
 
 if __name__ == "__main__":
@@ -66,5 +63,4 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     networks.WAYS |= WAYS
     networks.DATA = networks.held_out()
-    found = [row for seed in map(int, sys.argv[1:]) for row in rows(seed)]
-    print("[" + ",\n ".join(map(json.dumps, found)) + "]")
+    print("[" + ",\n ".join(json.dumps(row) for row in rows(map(int, sys.argv[1:]))) + "]")
