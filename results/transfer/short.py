@@ -4,8 +4,8 @@
     gibbsprune sweep run results/transfer/short.py --results results/transfer/short --work runs/short --at-most 1
 
 Six minutes per run of the ResNet on one core, twelve of the VGG. Settings are untouched; feedback, which collapses
-with the decay of the recipe, has that of `modern`, too. In the VGG, a network of one's own, the law is as every such
-network has it.
+with the decay of the recipe, has that of `modern`, too, and in the VGG that alone. The VGG is a network of one's own:
+the law is as every such network has it.
 """
 
 from collections.abc import Iterable
